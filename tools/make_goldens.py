@@ -131,7 +131,7 @@ def tensor(name, seed, shape, dtype, how=None):
 def shapes_of(config):
     """Published tensor names → shapes. An MTP layer is no part of the reference's forward pass and is left out."""
     hidden, heads, q_lora = config["hidden_size"], config["num_attention_heads"], config["q_lora_rank"]
-    nope, value = config["qk_nope_head_dim"], config["v_head_dim"]
+    nope, value, latent = config["qk_nope_head_dim"], config["v_head_dim"], config["kv_lora_rank"]
     shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
@@ -152,16 +152,16 @@ def shapes_of(config):
             shapes[attention + "q_b_proj.weight"] = (heads * (nope + 64), q_lora)
         else:
             shapes[attention + "q_proj.weight"] = (heads * (nope + 64), hidden)
-        shapes[attention + "kv_a_proj_with_mqa.weight"] = (576, hidden)
-        shapes[attention + "kv_a_layernorm.weight"] = (512,)
-        shapes[attention + "kv_b_proj.weight"] = (heads * (nope + value), 512)
+        shapes[attention + "kv_a_proj_with_mqa.weight"] = (latent + 64, hidden)
+        shapes[attention + "kv_a_layernorm.weight"] = (latent,)
+        shapes[attention + "kv_b_proj.weight"] = (heads * (nope + value), latent)
         shapes[attention + "o_proj.weight"] = (hidden, heads * value)
         if layer < config["first_k_dense_replace"]:
             feed_forward(base + "mlp.", config["intermediate_size"])
             continue
         experts, width = config["n_routed_experts"], config["moe_intermediate_size"]
         shapes[base + "mlp.gate.weight"] = (experts, hidden)
-        if config["topk_method"] == "noaux_tc":
+        if config.get("topk_method") == "noaux_tc":
             shapes[base + "mlp.gate.e_score_correction_bias"] = (experts,)
         for expert in range(experts):
             feed_forward(f"{base}mlp.experts.{expert}.", width)
@@ -214,6 +214,16 @@ def glm(**changes):
         "partial_rotary_factor": 1.0, **changes})
 
 
+def mistral(scaled=64, **changes):
+    """Mistral Small 4 with its own latents and heads; queries grow from position `scaled` on."""
+    return base_config(**{
+        "architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4", "q_lora_rank": 48, "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0, "rope_scaling": None, "rope_theta": None,
+        "rope_parameters": {**yarn(factor=128.0, original=scaled), "rope_type": "yarn", "rope_theta": 10000.0,
+                            "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.5}, **changes})
+
+
 FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
@@ -239,6 +249,7 @@ V2_GROUPS = dict(q_lora_rank=48, topk_method="group_limited_greedy", n_group=4, 
                  num_experts_per_tok=4, routed_scaling_factor=16.0)
 # n_routed_experts 0 with every layer dense is how a config says "no experts".
 DENSE = dict(num_hidden_layers=2, first_k_dense_replace=2, n_routed_experts=0, n_shared_experts=0)
+MISTRAL_DENSE = dict(num_hidden_layers=2, first_k_dense_replace=2)
 GLM_DENSE = dict(**DENSE, mlp_layer_types=["dense", "dense"])
 
 
@@ -286,6 +297,15 @@ CASES = {
     "glm_fp8_long": case(glm(**GLM_DENSE, hidden_size=96, quantization_config=FP8), 0, "fp8", prompt=600),
     "glm_int4_long": case(glm(**GLM_DENSE, hidden_size=96, quantization_config=integers(4, 32)), 0, "bf16", prompt=600),
     "vl2_nested": case(VL2, 2, prefix="language."),
+    # Positions up to 159 and 599 beside 64 that leave queries as they are: factors of 1.07 to 1.23.
+    "mistral4": case(mistral(), 2, prompt=160),
+    "mistral4_nested": case(mistral(), 0, prefix="language_model."),
+    "mistral4_long": case(mistral(num_hidden_layers=2), 0, prompt=600),
+    # All layers dense, which the class can do: it rounds its router's logits to bf16, and no seed is clear of that.
+    "mistral4_bf16_long": case(mistral(**MISTRAL_DENSE), 0, "bf16", prompt=600),
+    "mistral4_fp8_long": case(mistral(**MISTRAL_DENSE, hidden_size=96, quantization_config=FP8), 0, "fp8", prompt=600),
+    "mistral4_int4_long": case(mistral(**MISTRAL_DENSE, hidden_size=96, quantization_config=integers(4, 32)), 0, "bf16",
+                               prompt=600),
     "youtu": case(base_config(**DENSE, architectures=["YoutuForCausalLM"], model_type="youtu", q_lora_rank=48,
                               tie_word_embeddings=False, rope_theta=1600000), 0),
 }
@@ -299,15 +319,40 @@ def published_config(entry):
         return config
     if entry["prefix"] == "language.":
         return {"model_type": "deepseek_vl_v2", "language_config": config, "tile_tag": "2D"}
+    if config["model_type"] == "mistral4":
+        return {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+                "text_config": {key: value for key, value in config.items() if key != "architectures"},
+                "vision_config": {"model_type": "pixtral", "hidden_size": 32}}
     return {"architectures": ["KimiVLForConditionalGeneration"], "model_type": "kimi_vl", "text_config": config,
             "vision_config": {"model_type": "moonvit", "hidden_size": 32}}
 
 
 # ---- the reference -----------------------------------------------------------------------------------------------
 
+def joined_experts(tensors):
+    """Experts of a layer in one tensor, as classes without a conversion mapping of their own have them."""
+    joined, experts = {}, {}
+    for name, value in tensors.items():
+        prefix, found, rest = name.partition(".mlp.experts.")
+        if not found:
+            joined[name] = value
+            continue
+        expert, part, _ = rest.split(".")
+        experts.setdefault(prefix, {}).setdefault(int(expert), {})[part] = value
+    for prefix, of in experts.items():
+        ordered = [of[index] for index in range(len(of))]
+        base = prefix + ".mlp.experts."
+        joined[base + "gate_up_proj"] = torch.stack([torch.cat([e["gate_proj"], e["up_proj"]]) for e in ordered])
+        joined[base + "down_proj"] = torch.stack([e["down_proj"] for e in ordered])
+    return joined
+
+
 def build(config, tensors, dtype):
     """A transformers model, loaded by published names from a written checkpoint with its own conversion mapping."""
     dropped = ("quantization_config", "architectures", "model_type")
+    if config["model_type"] == "mistral4":
+        dropped += ("rope_scaling", "rope_theta")
+        tensors = joined_experts(tensors)
     words = {key: value for key, value in config.items() if key not in dropped}
     name = config["architectures"][0].removesuffix("ForCausalLM")
     if config.get("topk_method") == "noaux_tc" and name == "DeepseekV2":
@@ -328,7 +373,7 @@ def build(config, tensors, dtype):
 def check_scale(config, model):
     """YaRN's mscale² must be in the softmax scale (older releases of DeepseekV2 left it out)."""
     expected = (config["qk_nope_head_dim"] + 64)**-0.5
-    scaling = config["rope_scaling"]
+    scaling = config["rope_scaling"] or config.get("rope_parameters")
     if scaling:
         expected *= (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
     for layer in model.model.layers:
@@ -348,7 +393,7 @@ def route(config, logits, bias):
     scores = logits.double()
     scores = scores.sigmoid() + bias.double() if bias is not None else scores.softmax(-1)
     gap = torch.full(scores.shape[:1], math.inf, dtype=torch.float64)
-    if config["topk_method"] != "greedy":
+    if config.get("topk_method", "greedy") != "greedy":
         groups = scores.view(len(scores), config["n_group"], -1)
         best = groups.topk(2, -1).values.sum(-1) if bias is not None else groups.max(-1).values
         gap = least_gap(best, config["topk_group"])

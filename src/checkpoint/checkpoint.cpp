@@ -9,6 +9,7 @@
 #include "base/json.hpp"
 #include "checkpoint/config_words.hpp"
 #include "checkpoint/gguf_file.hpp"
+#include "checkpoint/joined_experts.hpp"
 #include "checkpoint/plain_name.hpp"
 #include "checkpoint/quantization.hpp"
 #include "checkpoint/safetensors.hpp"
@@ -87,6 +88,13 @@ Expected<std::string> Checkpoint::find_config(std::string_view model) {
     if (const std::string other = other_weights_in(directory_);
         !is_there(config_path) && is_gguf_name(other))
         return name_gguf(directory_, other);
+    if (!is_there(config_path) && is_there(directory_ / "params.json"))
+        return fail(
+            ErrorKind::unsupported,
+            "{}: params.json and no config.json: Mistral's own files are not read, Hugging "
+            "Face directories of its models are; its EAGLE heads (several MLA layers behind "
+            "one product) are not supported",
+            directory_.string());
     if (!is_there(config_path))
         return fail(ErrorKind::not_found, "{}: no config.json; is this a model directory?",
                     directory_.string());
@@ -230,6 +238,17 @@ Expected<void> Checkpoint::add_all(TensorFile file) {
 
 Expected<void> Checkpoint::add(std::string_view tensor, const TensorFile* file,
                                const TensorEntry* entry) {
+    if (!is_joined_experts(tensor)) return add_one(tensor, file, entry);
+    ESPALIER_ASSIGN_OR_RETURN(auto parts, split_joined_experts(tensor, *entry, file->name()));
+    for (auto& [name, part] : parts) {
+        split_.push_back(std::move(part));
+        ESPALIER_RETURN_IF_ERROR(add_one(name, file, &split_.back()));
+    }
+    return {};
+}
+
+Expected<void> Checkpoint::add_one(std::string_view tensor, const TensorFile* file,
+                                   const TensorEntry* entry) {
     const std::string_view prefix = config_.tensor_prefix();
     if (tensor.starts_with(prefix)) {
         const auto [at, added] = where_.emplace(tensor.substr(prefix.size()), Place{file, entry});

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <initializer_list>
 #include <map>
@@ -98,6 +99,8 @@ class Checkpoint {
     Expected<const TensorFile*> open_file(const std::string& name);
     Expected<void> add_all(TensorFile file);
     Expected<void> add(std::string_view tensor, const TensorFile* file, const TensorEntry* entry);
+    Expected<void> add_one(std::string_view tensor, const TensorFile* file,
+                           const TensorEntry* entry);
 
     std::filesystem::path directory_;
     ModelConfig config_;
@@ -105,6 +108,7 @@ class Checkpoint {
     GenerationDefaults generation_;
     std::vector<std::unique_ptr<TensorFile>> files_;
     std::vector<LeftOut> left_out_;
+    std::deque<TensorEntry> split_;                    // experts out of tensors that joined them
     std::map<std::string, Place, std::less<>> where_;  // by name without tensor_prefix
 };
 

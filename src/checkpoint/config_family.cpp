@@ -18,7 +18,7 @@ struct Relative {
     std::string_view model_type_prefix;
     std::string_view name;
 };
-constexpr std::array<Relative, 17> kRelatives = {{
+constexpr std::array<Relative, 16> kRelatives = {{
     {"DeepseekV32", "deepseek_v32", "DeepSeek-V3.2 (sparse attention with an indexer)"},
     {"DeepseekV4", "deepseek_v4", "DeepSeek-V4"},
     {"DeepseekO", "deepseek_ocr", "DeepSeek-OCR (keys and values of each head, no latents)"},
@@ -27,12 +27,9 @@ constexpr std::array<Relative, 17> kRelatives = {{
     {"GlmMoeDsa", "glm_moe_dsa", "GLM-5 (sparse attention with an indexer)"},
     {"Glm5Next", "glm5_next", "GLM-5.3 (linear attention, and an indexer)"},
     {"Glm4MoeFor", "glm4_moe", "GLM-4.5 to GLM-4.7 (grouped heads, no latents)"},
-    {"MiniCPM3", "minicpm3",
-     "MiniCPM3 (256 latent and 32 rope columns where the attention library has 512 and 64)"},
-    {"Mistral4", "mistral4",
-     "Mistral Small 4 (256 latent columns where the attention library has 512)"},
+    {"MiniCPM3", "minicpm3", "MiniCPM3 (32 rope columns where the attention library has 64)"},
     {"MistralLarge3", "mistral_large_3",
-     "Mistral Large 3 (queries scaled by position, and tensors under Mistral's own names)"},
+     "Mistral Large 3 (published in Mistral's own files, params.json and consolidated tensors)"},
     {"MistralLarge4", "mistral_large4", "Mistral Large 4 (sparse attention with an indexer)"},
     {"LongcatFlash", "longcat_flash",
      "LongCat-Flash (two attentions in a layer, experts that compute nothing)"},
@@ -148,29 +145,44 @@ Expected<ConfigFamily> find_family(const nlohmann::json& document, std::string_v
 
 namespace {
 
-std::string rope_type(ConfigFields& rope) {
+std::string rope_type(ConfigFields& rope, Architecture architecture) {
     const std::string type = rope.text("type", "");
     const std::string rope_type = rope.text("rope_type", type);
     if (!type.empty() && type != rope_type)
         rope.refuse(ErrorKind::invalid, "type is '{}' but rope_type is '{}'", type, rope_type);
+    // Sarvam's word for YaRN with DeepSeek's mscale, which is what "yarn" is here.
+    if (architecture == Architecture::sarvam_mla && rope_type == "deepseek_yarn") return "yarn";
     return rope_type.empty() ? "default" : rope_type;
 }
 
-void refuse_partial_rotation(ConfigFields& fields) {
-    if (const double factor = fields.number("partial_rotary_factor", 0.0, 1e6, 1.0); factor != 1.0)
-        fields.refuse(ErrorKind::unsupported, "partial_rotary_factor is {}, only 1 is supported",
-                      factor);
+// Mistral's class counts the rotated columns as a share of a head's, the others as all there are.
+void refuse_partial_rotation(ConfigFields& fields, const ModelConfig& config) {
+    const double only = config.architecture == Architecture::mistral4
+                            ? static_cast<double>(config.qk_rope_head_dim) /
+                                  static_cast<double>(config.query_head_dim())
+                            : 1.0;
+    if (const double factor = fields.number("partial_rotary_factor", 0.0, 1e6, only);
+        factor != only)
+        fields.refuse(ErrorKind::unsupported, "partial_rotary_factor is {}, only {} is supported",
+                      factor, only);
 }
 
 // A misspelt field would leave its default in place, and one of YaRN without a type none of it.
-void refuse_unknown_fields(ConfigFields& rope, const nlohmann::json& object, bool yarn) {
+void refuse_unknown_fields(ConfigFields& rope, const nlohmann::json& object, bool yarn,
+                           Architecture architecture) {
     constexpr std::array<std::string_view, 4> kAlways = {"type", "rope_type", "rope_theta",
                                                          "partial_rotary_factor"};
     constexpr std::array<std::string_view, 8> kYarn = {
         "factor",           "beta_fast",      "beta_slow",
         "mscale",           "mscale_all_dim", "original_max_position_embeddings",
         "attention_factor", "truncate"};
+    // The class repeats the model's own number of positions here.
+    constexpr std::array<std::string_view, 2> kMistral = {"llama_4_scaling_beta",
+                                                          "max_position_embeddings"};
     for (const auto& [key, value] : object.items()) {
+        if (architecture == Architecture::mistral4 &&
+            std::ranges::find(kMistral, key) != kMistral.end())
+            continue;
         if (value.is_null() || std::ranges::find(kAlways, key) != kAlways.end()) continue;
         const bool of_yarn = std::ranges::find(kYarn, key) != kYarn.end();
         if (of_yarn && !yarn)
@@ -204,19 +216,33 @@ void read_yarn(ConfigFields& rope, ModelConfig& config) {
     config.yarn = yarn;
 }
 
+// Published code divides positions by YaRN's original context, and fails without either number.
+void read_query_scaling(ConfigFields& rope, ModelConfig& config) {
+    config.query_scaling_beta = rope.number("llama_4_scaling_beta", 0.0, 100.0);
+    if (!config.yarn && config.query_scaling_beta != 0.0)
+        rope.refuse(ErrorKind::unsupported,
+                    "llama_4_scaling_beta is {} without 'yarn', whose original context it counts "
+                    "positions in",
+                    config.query_scaling_beta);
+}
+
 }  // namespace
 
 void read_rope(ConfigFields& fields, ModelConfig& config) {
     constexpr double kMaxTheta = 1e12;
     config.rope_theta = fields.number("rope_theta", 1.0, kMaxTheta, 10000.0);
-    refuse_partial_rotation(fields);
+    refuse_partial_rotation(fields, config);
     const nlohmann::json* scaling = fields.object("rope_scaling");
     const nlohmann::json* parameters = fields.object("rope_parameters");
     if (scaling != nullptr && parameters != nullptr) {
         fields.refuse(ErrorKind::invalid, "has both rope_scaling and rope_parameters");
         return;
     }
-    if (scaling == nullptr && parameters == nullptr) return;
+    if (scaling == nullptr && parameters == nullptr) {
+        if (config.architecture == Architecture::mistral4)
+            fields.refuse(ErrorKind::not_found, "rope_parameters is missing");
+        return;
+    }
     ConfigFields rope(scaling != nullptr ? *scaling : *parameters,
                       fmt::format("{}: {}", fields.place(),
                                   scaling != nullptr ? "rope_scaling" : "rope_parameters"));
@@ -227,14 +253,16 @@ void read_rope(ConfigFields& fields, ModelConfig& config) {
                         config.rope_theta);
         config.rope_theta = theta;
     }
-    refuse_partial_rotation(rope);
-    const std::string type = rope_type(rope);
+    refuse_partial_rotation(rope, config);
+    const std::string type = rope_type(rope, config.architecture);
     if (type == "yarn")
         read_yarn(rope, config);
     else if (type != "default")
         rope.refuse(ErrorKind::unsupported,
                     "type '{}' is not supported; supported are none and 'yarn'", type);
-    refuse_unknown_fields(rope, scaling != nullptr ? *scaling : *parameters, type == "yarn");
+    if (config.architecture == Architecture::mistral4) read_query_scaling(rope, config);
+    refuse_unknown_fields(rope, scaling != nullptr ? *scaling : *parameters, type == "yarn",
+                          config.architecture);
     fields.absorb(rope);
 }
 

@@ -17,12 +17,14 @@ struct FamilyWords {
     std::string_view class_name;  // first of "architectures"
     std::string_view model_type;
 };
-inline constexpr std::array<FamilyWords, 5> kFamilies = {{
+inline constexpr std::array<FamilyWords, 7> kFamilies = {{
     {Architecture::deepseek_v2, "DeepSeek-V2", "DeepseekV2ForCausalLM", "deepseek_v2"},
     {Architecture::deepseek_v3, "DeepSeek-V3", "DeepseekV3ForCausalLM", "deepseek_v3"},
     {Architecture::kimi_k2, "Kimi K2", "DeepseekV3ForCausalLM", "kimi_k2"},
     {Architecture::glm4_moe_lite, "GLM-4 MoE Lite", "Glm4MoeLiteForCausalLM", "glm4_moe_lite"},
     {Architecture::youtu, "Youtu", "YoutuForCausalLM", "youtu"},
+    {Architecture::mistral4, "Mistral Small 4", "Mistral4ForCausalLM", "mistral4"},
+    {Architecture::sarvam_mla, "Sarvam MLA", "SarvamMLAForCausalLM", "sarvam_mla"},
 }};
 
 // Models that also see: one of the families stands in their config.json under a key of its own, and
@@ -35,7 +37,7 @@ struct WrapperWords {
     std::string_view tensor_prefix;
     std::array<std::string_view, 5> vision_prefixes;  // empty ones are none
 };
-inline constexpr std::array<WrapperWords, 3> kWrappers = {{
+inline constexpr std::array<WrapperWords, 4> kWrappers = {{
     {Wrapper::kimi_k25,
      "KimiK25ForConditionalGeneration",
      "kimi_k25",
@@ -54,6 +56,12 @@ inline constexpr std::array<WrapperWords, 3> kWrappers = {{
      "language_config",
      "language.",
      {"vision.", "projector.", "image_newline", "view_seperator", "tile_indicators"}},
+    {Wrapper::mistral3,
+     "Mistral3ForConditionalGeneration",
+     "mistral3",
+     "text_config",
+     "language_model.",
+     {"vision_tower.", "multi_modal_projector."}},
 }};
 
 // Null: none.

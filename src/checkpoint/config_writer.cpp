@@ -26,15 +26,24 @@ const char* torch_name(DType dtype) {
     return "bfloat16";  // also FP8, whose unquantised tensors are bf16
 }
 
-Json rope_scaling_json(const std::optional<YarnScaling>& yarn) {
+Json rope_scaling_json(const ModelConfig& config) {
+    const std::optional<YarnScaling>& yarn = config.yarn;
     if (!yarn) return nullptr;
-    return {{"beta_fast", yarn->beta_fast},
-            {"beta_slow", yarn->beta_slow},
-            {"factor", yarn->factor},
-            {"mscale", yarn->mscale},
-            {"mscale_all_dim", yarn->mscale_all_dim},
-            {"original_max_position_embeddings", yarn->original_max_position_embeddings},
-            {"type", "yarn"}};
+    Json json = {{"beta_fast", yarn->beta_fast},
+                 {"beta_slow", yarn->beta_slow},
+                 {"factor", yarn->factor},
+                 {"mscale", yarn->mscale},
+                 {"mscale_all_dim", yarn->mscale_all_dim},
+                 {"original_max_position_embeddings", yarn->original_max_position_embeddings},
+                 {"type", "yarn"}};
+    if (config.architecture == Architecture::mistral4) {
+        json["rope_type"] = "yarn";  // transformers reads this one
+        json["rope_theta"] = config.rope_theta;
+        json["llama_4_scaling_beta"] = config.query_scaling_beta;
+        json["partial_rotary_factor"] = static_cast<double>(config.qk_rope_head_dim) /
+                                        static_cast<double>(config.query_head_dim());
+    }
+    return json;
 }
 
 const char* format_word(QuantizedLayout layout) {
@@ -124,9 +133,10 @@ Json common_json(const ModelConfig& config, DType dtype) {
     json["moe_intermediate_size"] = config.moe_intermediate_size;
     json["moe_layer_freq"] = config.moe_layer_freq;
     json["n_group"] = config.n_group;
-    json["n_routed_experts"] =
+    const bool sarvam = config.architecture == Architecture::sarvam_mla;
+    json[sarvam ? "num_experts" : "n_routed_experts"] =
         config.n_routed_experts > 0 ? Json(config.n_routed_experts) : Json(nullptr);
-    json["n_shared_experts"] =
+    json[sarvam ? "num_shared_experts" : "n_shared_experts"] =
         config.n_shared_experts > 0 ? Json(config.n_shared_experts) : Json(nullptr);
     json["norm_topk_prob"] = config.norm_topk_prob;
     json["num_attention_heads"] = config.num_attention_heads;
@@ -137,15 +147,18 @@ Json common_json(const ModelConfig& config, DType dtype) {
     json["q_lora_rank"] = config.q_lora_rank > 0 ? Json(config.q_lora_rank) : Json(nullptr);
     json["qk_nope_head_dim"] = config.qk_nope_head_dim;
     json["qk_rope_head_dim"] = config.qk_rope_head_dim;
-    if (dtype == DType::e4m3)
-        json["quantization_config"] = {{"activation_scheme", "dynamic"},
-                                       {"fmt", "e4m3"},
-                                       {"quant_method", "fp8"},
-                                       {"weight_block_size", {128, 128}}};
+    if (dtype == DType::e4m3) {
+        const bool blocks = config.fp8_block != 0;
+        json["quantization_config"] = {
+            {"activation_scheme", "dynamic"}, {"fmt", "e4m3"}, {"quant_method", "fp8"}};
+        json["quantization_config"]["weight_block_size"] =
+            blocks ? Json({128, 128}) : Json(nullptr);
+    }
     if (config.quantization.layout != QuantizedLayout::none)
         json["quantization_config"] = quantization_json(config.quantization);
     json["rms_norm_eps"] = config.rms_norm_eps;
-    json["rope_scaling"] = rope_scaling_json(config.yarn);
+    const bool mistral = config.architecture == Architecture::mistral4;
+    json[mistral ? "rope_parameters" : "rope_scaling"] = rope_scaling_json(config);
     json["rope_theta"] = config.rope_theta;
     json["routed_scaling_factor"] = config.routed_scaling_factor;
     json["scoring_func"] = name_of(config.scoring);

@@ -26,9 +26,13 @@ void refuse_other_classes(ConfigFields& fields) {
                          name.find("Qwen") != std::string::npos || fields.has("head_dim");
     fields.refuse(ErrorKind::unsupported,
                   "architecture '{}' is {}; supported are EAGLE3 drafts with MLA layers ({})", name,
-                  grouped ? "a draft of layers with keys and values of their own (grouped heads), "
-                            "which do not fit an MLA target's latent pages"
-                          : "no EAGLE3 draft for an MLA target",
+                  name.starts_with("EagleMistral")
+                      ? "Mistral's EAGLE head (several MLA layers behind one product of embedding "
+                        "and hidden state)"
+                  : grouped
+                      ? "a draft of layers with keys and values of their own (grouped heads), "
+                        "which do not fit an MLA target's latent pages"
+                      : "no EAGLE3 draft for an MLA target",
                   fmt::join(kClasses, ", "));
 }
 
@@ -124,9 +128,6 @@ Expected<Eagle3Config> parse_eagle3_config(std::string_view json_text, std::stri
     config.layer.architecture = Architecture::deepseek_v3;
     read_sizes(fields, config.layer);
     read_attention(fields, config.layer);
-    if (config.layer.kv_lora_rank != KeyDims{}.latent)
-        fields.refuse(ErrorKind::unsupported, "kv_lora_rank is {}, drafts have only {}",
-                      config.layer.kv_lora_rank, KeyDims{}.latent);
     read_rope(fields, config.layer);
     read_quantization(fields, config.layer);
     read_draft(fields, config);

@@ -30,10 +30,8 @@ constexpr std::array<RelativeGguf, 9> kRelativeGgufs = {{
     {"glm-dsa", "GLM-5: sparse attention with an indexer"},
     {"glm4moe", "GLM-4.5 to GLM-4.7: grouped heads, no latents"},
     {"kimi-linear", "Kimi Linear: linear attention in three layers of four"},
-    {"minicpm3",
-     "MiniCPM3: 256 latent and 32 rope columns where the attention library has 512 "
-     "and 64"},
-    {"mistral4", "Mistral: 256 latent columns where the attention library has 512"},
+    {"minicpm3", "MiniCPM3: 32 rope columns where the attention library has 64"},
+    {"mistral4", "Mistral Small 4: its safetensors are read"},
 }};
 
 // Keys behind "deepseek2." whose value becomes a field as it is.

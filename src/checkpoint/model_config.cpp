@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // config.json → ModelConfig. Defaults of absent fields are those of the published configuration
 // classes (configuration_deepseek_v2.py, _v3.py, configuration_glm4_moe_lite.py,
-// configuration_youtu.py); sizes that no checkpoint leaves out must be there.
+// configuration_youtu.py, configuration_mistral4.py, vLLM's sarvam.py); sizes that no checkpoint
+// leaves out must be there.
 #include "checkpoint/model_config.hpp"
 
 #include <algorithm>
@@ -28,6 +29,7 @@ constexpr double kAboveZero = 1e-6;
 // Values that a configuration class takes for fields that are not there.
 struct Defaults {
     std::int64_t q_lora_rank = 1536;
+    std::int64_t kv_lora_rank = 512;
     HeadDims head_dims = {};
     std::int64_t n_group = 8;
     std::int64_t topk_group = 4;
@@ -57,6 +59,16 @@ constexpr Defaults defaults_of(Architecture architecture) {
                     .rms_norm_eps = 1e-5};
         case Architecture::youtu:
             return {.tie_word_embeddings = true};
+        case Architecture::mistral4:
+            return {.q_lora_rank = 1024,
+                    .kv_lora_rank = 256,
+                    .head_dims = {64, 128},
+                    .n_group = 1,
+                    .topk_group = 1,
+                    .routed_scaling_factor = 1.0,
+                    .first_k_dense_replace = 0};
+        case Architecture::sarvam_mla:
+            return {.q_lora_rank = 0, .n_group = 16, .topk_group = 2, .first_k_dense_replace = 1};
         case Architecture::deepseek_v3:
         case Architecture::kimi_k2:
             break;
@@ -103,7 +115,7 @@ void read_attention(ConfigFields& fields, ModelConfig& config) {
         fields.refuse(ErrorKind::unsupported,
                       "use_mla is false: keys and values of each head, no latents");
     config.q_lora_rank = read_count(fields, "q_lora_rank", kMaxWidth, absent.q_lora_rank);
-    config.kv_lora_rank = fields.integer("kv_lora_rank", 1, kMaxWidth, 512);
+    config.kv_lora_rank = fields.integer("kv_lora_rank", 1, kMaxWidth, absent.kv_lora_rank);
     config.qk_rope_head_dim = fields.integer("qk_rope_head_dim", 0, kMaxWidth, 64);
     config.qk_nope_head_dim =
         fields.integer("qk_nope_head_dim", 0, kMaxWidth, absent.head_dims.nope);
@@ -132,6 +144,24 @@ void read_attention(ConfigFields& fields, ModelConfig& config) {
 
 namespace {
 
+// Softmax over all experts, the best ones' weights normalised. Its class also ranks groups by their
+// two best scores and masks the others with 0 instead of -inf: published models have one group.
+void read_mistral_routing(ConfigFields& fields, ModelConfig& config) {
+    config.topk_method = TopkMethod::greedy;
+    config.scoring = ScoringFunction::softmax;
+    if (config.n_group != 1 || config.topk_group != 1)
+        fields.refuse(ErrorKind::unsupported,
+                      "n_group is {} and topk_group {}: Mistral models support only one group",
+                      config.n_group, config.topk_group);
+    const auto only = [&](const char* key, std::string_view value) {
+        if (const std::string has = fields.text(key, value); has != value)
+            fields.refuse(ErrorKind::unsupported, "{} is '{}', {} models support only '{}'", key,
+                          has, name_of(config.architecture), value);
+    };
+    only("topk_method", name_of(config.topk_method));
+    only("scoring_func", name_of(config.scoring));
+}
+
 void read_routing(ConfigFields& fields, ModelConfig& config) {
     const Defaults absent = defaults_of(config.architecture);
     config.n_group =
@@ -142,6 +172,7 @@ void read_routing(ConfigFields& fields, ModelConfig& config) {
     config.routed_scaling_factor =
         fields.number("routed_scaling_factor", 1e-6, 1e6, absent.routed_scaling_factor);
 
+    if (config.architecture == Architecture::mistral4) return read_mistral_routing(fields, config);
     // DeepSeek-VL2's largest has V3's router in a model of V2's class.
     const bool v2_class = config.architecture == Architecture::deepseek_v2;
     const bool v2 = v2_class && !(config.wrapper == Wrapper::deepseek_vl2 &&
@@ -230,6 +261,23 @@ void read_layer_types(ConfigFields& fields, ModelConfig& config) {
     config.first_k_dense_replace = first;
 }
 
+// Fields that vLLM's sarvam.py reads with these values when they are absent.
+void check_sarvam(ConfigFields& fields, const ModelConfig& config) {
+    if (const std::string score = fields.text("score_function", "sigmoid"); score != "sigmoid")
+        fields.refuse(ErrorKind::unsupported, "score_function is '{}', only 'sigmoid' is supported",
+                      score);
+    if (!fields.boolean("moe_router_enable_expert_bias", true))
+        fields.refuse(ErrorKind::unsupported,
+                      "moe_router_enable_expert_bias is false, only true is supported");
+    if (const std::int64_t width = fields.integer("moe_shared_expert_intermediate_size", 1,
+                                                  kMaxWidth, config.moe_intermediate_size);
+        width != config.moe_intermediate_size)
+        fields.refuse(ErrorKind::unsupported,
+                      "moe_shared_expert_intermediate_size is {}, but moe_intermediate_size {}: "
+                      "one width is supported",
+                      width, config.moe_intermediate_size);
+}
+
 void read_experts(ConfigFields& fields, ModelConfig& config) {
     if (config.architecture == Architecture::youtu) return;  // all layers are dense
     const Defaults absent = defaults_of(config.architecture);
@@ -238,11 +286,14 @@ void read_experts(ConfigFields& fields, ModelConfig& config) {
     config.moe_layer_freq = fields.integer("moe_layer_freq", 1, kMaxLayers, 1);
     read_layer_types(fields, config);
     read_routing(fields, config);
-    if (!fields.contains("n_routed_experts"))
-        fields.refuse(ErrorKind::not_found,
-                      "n_routed_experts is missing (null stands for a dense model)");
-    config.n_routed_experts = read_count(fields, "n_routed_experts", kMaxExperts, 0);
-    config.n_shared_experts = read_count(fields, "n_shared_experts", 64, absent.n_shared_experts);
+    const bool sarvam = config.architecture == Architecture::sarvam_mla;
+    const char* const experts = sarvam ? "num_experts" : "n_routed_experts";
+    if (!fields.contains(experts))
+        fields.refuse(ErrorKind::not_found, "{} is missing (null stands for a dense model)",
+                      experts);
+    config.n_routed_experts = read_count(fields, experts, kMaxExperts, 0);
+    config.n_shared_experts = read_count(fields, sarvam ? "num_shared_experts" : "n_shared_experts",
+                                         64, absent.n_shared_experts);
     const bool dense = config.n_routed_experts == 0;
     config.moe_intermediate_size =
         fields.integer("moe_intermediate_size", dense ? 0 : 1, kMaxWidth,
@@ -251,6 +302,7 @@ void read_experts(ConfigFields& fields, ModelConfig& config) {
         fields.integer("num_experts_per_tok", dense ? 0 : 1, kMaxExperts,
                        dense ? std::optional<std::int64_t>(0) : std::nullopt);
     if (!dense) check_groups(fields, config);
+    if (sarvam) check_sarvam(fields, config);
     for (const char* key : {"ep_size", "pretraining_tp"})
         if (const std::int64_t ranks = fields.integer(key, 0, kMaxWidth, 1); ranks != 1)
             fields.refuse(ErrorKind::unsupported, "{} is {}, only 1 is supported", key, ranks);

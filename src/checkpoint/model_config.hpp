@@ -17,11 +17,19 @@
 
 namespace espalier::checkpoint {
 
-enum class Architecture : std::uint8_t { deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, youtu };
+enum class Architecture : std::uint8_t {
+    deepseek_v2,
+    deepseek_v3,
+    kimi_k2,
+    glm4_moe_lite,
+    youtu,
+    mistral4,
+    sarvam_mla,
+};
 std::string_view name_of(Architecture architecture);
 
 // The multimodal model, if any, whose language part this is.
-enum class Wrapper : std::uint8_t { none, kimi_k25, kimi_vl, deepseek_vl2 };
+enum class Wrapper : std::uint8_t { none, kimi_k25, kimi_vl, deepseek_vl2, mistral3 };
 
 enum class TopkMethod : std::uint8_t { greedy, group_limited_greedy, noaux_tc };
 enum class ScoringFunction : std::uint8_t { softmax, sigmoid };
@@ -88,9 +96,13 @@ struct ModelConfig {
     double rms_norm_eps = 1e-6;
     double rope_theta = 10000.0;
     std::optional<YarnScaling> yarn;
+    // Queries of position p times 1 + beta · ln(1 + ⌊p / yarn's original_max_position_embeddings⌋);
+    // 0: as they are.
+    double query_scaling_beta = 0.0;
     std::int64_t max_position_embeddings = 0;
     bool tie_word_embeddings = false;
-    std::optional<std::int64_t> fp8_block;  // 128 when quantization_config is FP8 block-wise
+    // 128 where quantization_config is FP8 in blocks, 0 where each matrix has one scale.
+    std::optional<std::int64_t> fp8_block;
     Quantization quantization;              // other kinds
     // Of heads, where config.json describes them apart; otherwise they may be stored as the others.
     std::optional<Quantization> head_quantization = {};

@@ -33,12 +33,17 @@ ScaleType scale_type(StoredType type) {
 
 Expected<float> positive_scalar(const Checkpoint& checkpoint, const Tensor& tensor) {
     const std::string_view prefix = checkpoint.config().tensor_prefix();
-    if (tensor.type != StoredType::f32 || tensor.bytes.size() != sizeof(float))
+    const bool f32 = tensor.type == StoredType::f32 && tensor.bytes.size() == sizeof(float);
+    const bool bf16 = tensor.type == StoredType::bf16 && tensor.bytes.size() == sizeof(Bf16);
+    if (!f32 && !bf16)
         return fail(ErrorKind::invalid, "{}: tensor '{}{}' is {} [{}], expected one F32 number",
                     tensor.file->name(), prefix, tensor.name, tensor.type_name(),
                     fmt::join(tensor.shape, ", "));
     float value = 0.0f;
-    std::memcpy(&value, tensor.bytes.data(), sizeof(value));
+    Bf16 narrow;
+    std::memcpy(f32 ? static_cast<void*>(&value) : &narrow, tensor.bytes.data(),
+                tensor.bytes.size());
+    if (bf16) value = to_float(narrow);
     if (!(std::isnormal(value) && value > 0))
         return fail(ErrorKind::invalid, "{}: tensor '{}{}' is {}, expected a positive number",
                     tensor.file->name(), prefix, tensor.name, value);
@@ -89,10 +94,25 @@ class MatrixReader {
         }
         stored.format = plain_format(stored.weights.type);
         if (!stored.format.scaled()) return stored;
+        if (checkpoint_.config().fp8_block == 0) return with_one_scale(std::move(stored));
         ESPALIER_ASSIGN_OR_RETURN(stored.scales, beside(stored.weights, "weight_scale_inv",
                                                         {ceil_div(n_, stored.format.group_n),
                                                          ceil_div(k_, stored.format.group_k)},
                                                         {StoredType::f32}));
+        return stored;
+    }
+
+    // The file's number fills the grid that kernels read, which changes no product: blocks of one
+    // scale are summed one after another as blocks of several are.
+    Expected<StoredWeight> with_one_scale(StoredWeight stored) {
+        ESPALIER_ASSIGN_OR_RETURN(const float scale,
+                                  scalar_beside(stored.weights, "weight_scale_inv"));
+        if (checkpoint_.has(name_ + ".activation_scale"))
+            ESPALIER_RETURN_IF_ERROR(scalar_beside(stored.weights, "activation_scale"));
+        const std::int64_t groups =
+            ceil_div(n_, stored.format.group_n) * ceil_div(k_, stored.format.group_k);
+        stored.repeated_scale =
+            std::make_shared<const std::vector<float>>(static_cast<std::size_t>(groups), scale);
         return stored;
     }
 
@@ -238,6 +258,8 @@ bool has_matrix(const Checkpoint& checkpoint, std::string_view name) {
 std::span<const std::string_view> tensors_of(const Checkpoint& checkpoint, std::string_view name) {
     static constexpr std::string_view kPlain[] = {"weight"};
     static constexpr std::string_view kFp8[] = {"weight", "weight_scale_inv"};
+    static constexpr std::string_view kFp8OneScale[] = {"weight", "weight_scale_inv",
+                                                        "activation_scale"};
     static constexpr std::string_view kPacked[] = {"weight_packed", "weight_scale", "weight_shape"};
     static constexpr std::string_view kInt8[] = {"weight", "weight_scale"};
     static constexpr std::string_view kNv[] = {"weight", "weight_scale", "weight_scale_2",
@@ -257,7 +279,10 @@ std::span<const std::string_view> tensors_of(const Checkpoint& checkpoint, std::
             break;
     }
     const std::optional<Tensor> weight = checkpoint.stored(fmt::format("{}.weight", name));
-    if (weight && weight->type == StoredType::e4m3) return kFp8;
+    if (weight && weight->type == StoredType::e4m3) {
+        if (checkpoint.config().fp8_block == 0) return kFp8OneScale;
+        return kFp8;
+    }
     return kPlain;
 }
 

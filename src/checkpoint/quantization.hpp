@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/weight_format.hpp"
@@ -28,9 +30,20 @@ struct StoredWeight {
     WeightFormat format = {};
     BlockCode block = BlockCode::none;  // of GGUF: `format` is what blocks are unpacked to
     std::optional<Tensor> scales = {};  // [groups of n, groups of k]; not necessarily aligned
-    std::int64_t row_stride = 0;        // weights between stored rows
-    float tensor_scale = 1.0f;          // where the format has one
-    bool offset_codes = false;          // see linalg::WeightSource
+    // The same grid in memory, where the file has one scale for the whole matrix.
+    std::shared_ptr<const std::vector<float>> repeated_scale = {};
+    std::int64_t row_stride = 0;  // weights between stored rows
+    float tensor_scale = 1.0f;    // where the format has one
+    bool offset_codes = false;    // see linalg::WeightSource
+
+    // The grid of scales, row by row; null without one.
+    const std::byte* scale_data() const {
+        if (repeated_scale) return reinterpret_cast<const std::byte*>(repeated_scale->data());
+        return scales ? scales->bytes.data() : nullptr;
+    }
+    std::int64_t scale_stride(std::int64_t k) const {
+        return (k + format.group_k - 1) / format.group_k;
+    }
 };
 
 // `name` without ".weight", here and below. Errors as Checkpoint::find's; a tensor that belongs to

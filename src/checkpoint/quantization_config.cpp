@@ -21,15 +21,19 @@ constexpr std::size_t kMaxGroups = 64;  // of a config
 void read_fp8(ConfigFields& fields, ModelConfig& config) {
     if (const std::string format = fields.text("fmt", "e4m3"); format != "e4m3")
         fields.refuse(ErrorKind::unsupported, "fmt is '{}', only 'e4m3' is supported", format);
-    if (const std::string scheme = fields.text("activation_scheme", "dynamic"); scheme != "dynamic")
+    // Activations stay bf16 here, whatever scales a checkpoint has for them.
+    const std::string scheme = fields.text("activation_scheme", "dynamic");
+    const bool one_scale = fields.is_null("weight_block_size");
+    if (scheme != "dynamic" && !(one_scale && scheme == "static"))
         fields.refuse(ErrorKind::unsupported,
-                      "activation_scheme is '{}', only 'dynamic' is supported", scheme);
+                      "activation_scheme is '{}', only 'dynamic' is supported{}", scheme,
+                      one_scale ? ", and 'static'" : " beside blocks");
     const nlohmann::json* block = fields.find("weight_block_size");
-    if (block == nullptr || *block != nlohmann::json({128, 128}))
+    if (!one_scale && (block == nullptr || *block != nlohmann::json({128, 128})))
         fields.refuse(ErrorKind::unsupported,
-                      "weight_block_size is {}, only [128, 128] is supported",
+                      "weight_block_size is {}, only [128, 128] is supported, and null",
                       block == nullptr ? "missing" : block->dump().substr(0, 60));
-    config.fp8_block = 128;
+    config.fp8_block = one_scale ? 0 : 128;
 }
 
 // bits and group of one group's "weights"; what is stored otherwise than in order and symmetric is

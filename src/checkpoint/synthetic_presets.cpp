@@ -3,7 +3,8 @@
 // the width of the published models but whose weights fit a small machine, for benchmarks; and
 // published models' own dimensions: DeepSeek-V2-Lite's (31 GB), in FP8 blocks the first six
 // layers of V3's (60 GB) and the first four of Kimi K2's (56 GB), GLM-4.7-Flash's (62 GB,
-// 18.4 GB with INT4) and six layers of it (9.1 GB, 3.5 GB with INT4).
+// 18.4 GB with INT4) and six layers of it (9.1 GB, 3.5 GB with INT4), Mistral Small 4's (238 GB, 68
+// GB with INT4).
 #include <algorithm>
 #include <array>
 
@@ -173,14 +174,52 @@ SyntheticModel glm_flash(std::int64_t layers) {
     return model;
 }
 
+// The tiny one's queries grow from position 64 on, where the published model's do from 8,192.
+ModelConfig mistral_config(std::int64_t original_positions) {
+    ModelConfig config = common_config();
+    config.architecture = Architecture::mistral4;
+    config.q_lora_rank = 96;
+    config.kv_lora_rank = 256;
+    config.qk_nope_head_dim = 64;
+    config.first_k_dense_replace = 0;
+    config.n_shared_experts = 1;
+    config.norm_topk_prob = true;
+    config.yarn = YarnScaling{.factor = 128.0,
+                              .mscale_all_dim = 1.0,
+                              .original_max_position_embeddings = original_positions};
+    config.query_scaling_beta = 0.1;
+    config.max_position_embeddings = 128 * original_positions;
+    return config;
+}
+
+SyntheticModel tiny_mistral4() { return {.config = mistral_config(64)}; }
+
+SyntheticModel mistral_small_4() {
+    SyntheticModel model{.config = mistral_config(8192)};
+    ModelConfig& config = model.config;
+    config.vocab_size = 131072;
+    config.hidden_size = 4096;
+    config.num_hidden_layers = 36;
+    config.num_attention_heads = 32;
+    config.q_lora_rank = 1024;
+    config.intermediate_size = 12288;
+    config.moe_intermediate_size = 2048;
+    config.n_routed_experts = 128;
+    config.num_experts_per_tok = 4;
+    config.bos_token_id = 1;
+    config.eos_token_ids = {2};
+    return model;
+}
+
 struct Preset {
     std::string_view name;
     SyntheticModel (*make)();
 };
-constexpr std::array<Preset, 10> kPresets = {{
+constexpr std::array<Preset, 12> kPresets = {{
     {"tiny-v2", tiny_v2},
     {"tiny-v3", tiny_v3},
     {"tiny-glm", tiny_glm},
+    {"tiny-mistral4", tiny_mistral4},
     {"bench-128h", [] { return bench(128); }},
     {"bench-16h", [] { return bench(16); }},
     {"v2-lite", v2_lite},
@@ -188,6 +227,7 @@ constexpr std::array<Preset, 10> kPresets = {{
     {"k2-slice", k2_slice},
     {"glm-flash", [] { return glm_flash(47); }},
     {"glm-flash-slice", [] { return glm_flash(6); }},
+    {"mistral-small-4", mistral_small_4},
 }};
 
 struct NamedDtype {
@@ -240,6 +280,7 @@ SyntheticDraft synthetic_draft_for(const SyntheticModel& model) {
     layer.num_hidden_layers = 1;
     layer.num_attention_heads = target.num_attention_heads;
     layer.q_lora_rank = target.q_lora_rank;
+    layer.kv_lora_rank = target.kv_lora_rank;
     layer.qk_nope_head_dim = target.qk_nope_head_dim;
     layer.v_head_dim = target.v_head_dim;
     layer.intermediate_size = target.intermediate_size;

@@ -38,6 +38,8 @@ Expected<void> check_fits(const Eagle3Config& draft, const ModelConfig& target,
     ESPALIER_RETURN_IF_ERROR(equal("vocab_size", draft.layer.vocab_size, target.vocab_size));
     ESPALIER_RETURN_IF_ERROR(
         equal("target_hidden_size", draft.target_hidden_size, target.hidden_size));
+    // Their keys lie in the target's pages.
+    ESPALIER_RETURN_IF_ERROR(equal("kv_lora_rank", draft.layer.kv_lora_rank, target.kv_lora_rank));
     if (own_embedding) return {};
     return equal("hidden_size (it has no embed_tokens of its own)", draft.layer.hidden_size,
                  target.hidden_size);

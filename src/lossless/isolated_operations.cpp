@@ -119,6 +119,12 @@ class IsolatedBackend final : public ops::Backend {
         const Operation open(device_, "rope", from, cos_sin, to);
         inner_->rope(context, from, from_step, heads, cos_sin, to, to_step);
     }
+    bool scales_queries() const override { return inner_->scales_queries(); }
+    void scale_queries(OpContext& context, const std::int32_t* position,
+                       const ops::QueryScaling& scaling, const Matrix& queries) const override {
+        const Operation open(device_, "scale_queries", position, queries);
+        inner_->scale_queries(context, position, scaling, queries);
+    }
     void convert(OpContext& context, const Matrix& from, std::int64_t from_step, std::int32_t heads,
                  std::int64_t width, const Matrix& to, std::int64_t to_step) const override {
         const Operation open(device_, "convert", from, to);

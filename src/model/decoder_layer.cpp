@@ -36,6 +36,12 @@ ops::RouterRule router_rule(const checkpoint::ModelConfig& config) {
     return rule;
 }
 
+ops::QueryScaling query_scaling(const checkpoint::ModelConfig& config) {
+    if (config.query_scaling_beta == 0.0) return {};
+    return {config.query_scaling_beta,
+            static_cast<std::int32_t>(config.yarn->original_max_position_embeddings)};
+}
+
 }  // namespace
 
 DecoderRule::DecoderRule(const checkpoint::ModelConfig& config, const Shard& shard)
@@ -44,6 +50,7 @@ DecoderRule::DecoderRule(const checkpoint::ModelConfig& config, const Shard& sha
       epsilon(static_cast<float>(config.rms_norm_eps)),
       softmax_scale(model::softmax_scale(config)),
       rope{inverse_frequencies(config), rope_magnitude(config)},
+      scaling(query_scaling(config)),
       router(router_rule(config)) {}
 
 Matrix DecoderLayer::normed_input(std::int64_t tokens, Input given) const {
@@ -112,6 +119,8 @@ ops::AttentionCall DecoderLayer::attention_call(const batch::BatchView& batch,
     const std::int64_t tokens = batch.cap_tokens, absorbed = batch.cap_absorbed;
     ops::AttentionCall call{.q = w.q.view(),
                             .queries = a_.q.slice(0, tokens),
+                            .scaling = rule_.scaling,
+                            .position = batch.position,
                             .cos_sin = a_.cos_sin.slice(0, tokens),
                             .q_act = a_.q_act.slice(0, tokens),
                             .absorb_key = w.absorb_key.view(),

@@ -30,6 +30,7 @@ struct DecoderRule {
     float epsilon = 0.0f;        // of the norms before attention and MLP, and of the final one
     float softmax_scale = 0.0f;  // YaRN applied
     ops::RopeRule rope;
+    ops::QueryScaling scaling;
     ops::RouterRule router;
     std::int32_t first_slot = 0;  // of its KV, as in mla::RaggedRows
 };

@@ -61,9 +61,9 @@ linalg::WeightSource StoredMatrix::rows(std::int64_t first, std::int64_t count,
         stored.weights.bytes.data() + stored.format.bytes(row * stored.row_stride + first_col);
     source.tensor_scale = stored.tensor_scale;
     source.offset_codes = stored.offset_codes;
-    if (stored.scales) {
-        source.scales = stored.scales->bytes.data();
-        source.scale_stride = stored.scales->shape[1];
+    if (const std::byte* scales = stored.scale_data(); scales != nullptr) {
+        source.scales = scales;
+        source.scale_stride = stored.scale_stride(stored_columns());
         source.first_row = row;
         source.first_col = first_col;
     }

@@ -67,6 +67,8 @@ Expected<Terms> LayerProgram::attend(OpContext& context, const mla::Kernels& ker
     }
     operations().product(context, low.data != nullptr ? norm.out : input, call.q, call.queries,
                          Store::assign);
+    if (call.scaling.positions > 0)
+        operations().scale_queries(context, call.position, call.scaling, call.queries);
     split_queries(operations(), context, call);
     if (absorbed > 0) {
         operations().stacked_product(context, call.q_act.slice(0, absorbed), call.nope() + rope,

@@ -72,8 +72,10 @@ struct AttentionCall {
     LowRank low_rank{};
     WeightView q{};
     Matrix queries;  // room for [T, H·(nope + 64)] f32
-    Matrix cos_sin;  // [T, 64] f32
-    Matrix q_act;    // [T, H·(nope + 64)] act: nope and, decompressed, rotated rope
+    QueryScaling scaling{};
+    const std::int32_t* position = nullptr;  // [T], with scaling
+    Matrix cos_sin;                          // [T, 64] f32
+    Matrix q_act;  // [T, H·(nope + 64)] act: nope and, decompressed, rotated rope
     WeightView absorb_key{};
     WeightView up_value{};
     Matrix q_absorbed;  // [A, H·(latent + 64)] act

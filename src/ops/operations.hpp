@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/block_format.hpp"
+#include "base/check.hpp"
 #include "base/error.hpp"
 #include "base/matrix.hpp"
 #include "base/op_context.hpp"
@@ -18,6 +19,7 @@
 #include "linalg/weight.hpp"
 #include "ops/draft_children.hpp"
 #include "ops/draft_growth.hpp"
+#include "ops/query_scaling.hpp"
 #include "ops/routing.hpp"
 #include "ops/sampling_batch.hpp"
 #include "ops/terms.hpp"
@@ -91,6 +93,13 @@ class Operations {
     virtual void rope(OpContext& context, const Matrix& from, std::int64_t from_step,
                       std::int32_t heads, const Matrix& cos_sin, const Matrix& to,
                       std::int64_t to_step) const = 0;
+    // queries [T, n] f32 *= scaling.at(position[t]). Only where scales_queries(): a model that
+    // needs it meets that before its weights are read.
+    virtual bool scales_queries() const { return false; }
+    virtual void scale_queries(OpContext&, const std::int32_t*, const QueryScaling&,
+                               const Matrix&) const {
+        CHECK(false, "{} scales no queries", name());
+    }
     // Copies columns [h·from_step, +width) f32 to [h·to_step, +width) in to's dtype.
     virtual void convert(OpContext& context, const Matrix& from, std::int64_t from_step,
                          std::int32_t heads, std::int64_t width, const Matrix& to,

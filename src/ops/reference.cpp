@@ -240,6 +240,15 @@ class ReferenceBackend final : public Backend {
         }
     }
 
+    bool scales_queries() const override { return true; }
+    void scale_queries(OpContext&, const std::int32_t* position, const QueryScaling& scaling,
+                       const Matrix& queries) const override {
+        check_f32(queries, "queries");
+        for (std::int64_t t = 0; t < queries.rows; ++t)
+            for (std::int64_t column = 0; column < queries.cols; ++column)
+                queries.row<float>(t)[column] *= scaling.at(position[t]);
+    }
+
     void convert(OpContext&, const Matrix& from, std::int64_t from_step, std::int32_t heads,
                  std::int64_t width, const Matrix& to, std::int64_t to_step) const override {
         check_heads(from, from_step, heads, width, "convert from");

@@ -187,6 +187,9 @@ Expected<LoadedModel> LoadedModel::load_here(
     ESPALIER_RETURN_IF_ERROR(
         for_what(loaded.kernels->check_dims(config.key_dims(), config.head_dims()),
                  loaded.checkpoint->directory().string()));
+    if (config.query_scaling_beta != 0.0 && !loaded.backend->scales_queries())
+        return fail(ErrorKind::unsupported, "{}: queries scaled by their position on {}",
+                    loaded.checkpoint->directory().string(), loaded.backend->name());
 
     const auto start = std::chrono::steady_clock::now();
     ESPALIER_ASSIGN_OR_RETURN(const auto packed, packed_weights(*loaded.checkpoint, options));

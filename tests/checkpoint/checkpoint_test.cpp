@@ -186,6 +186,8 @@ TEST_F(CheckpointTest, ConfigIsNeeded) {
     put_tensor("model.safetensors", "x");
     fs::remove(directory_.path() / "config.json");
     expect_error(open(), {directory_.path().string(), "no config.json"});
+    write_file(directory_.path() / "params.json", "{}");
+    expect_error(open(), {"params.json and no config.json", "EAGLE heads"});
 }
 
 TEST_F(CheckpointTest, GenerationConfigIsOptionalAndAddsEndTokens) {

@@ -31,7 +31,7 @@ void expect_refused_with(const char* field, const json& value,
 }
 
 TEST(ConfigRefusal, TheUnchangedConfigurationsAreAccepted) {
-    for (const char* preset : {"tiny-v2", "tiny-v3", "tiny-glm"})
+    for (const char* preset : {"tiny-v2", "tiny-v3", "tiny-glm", "tiny-mistral4"})
         EXPECT_TRUE(parse_model_config(valid(preset).dump(), "config.json")) << preset;
 }
 
@@ -45,9 +45,8 @@ TEST(ConfigRefusal, OtherModelsByName) {
         {"KimiK3ForCausalLM", "kimi_k3", "Kimi K3"},
         {"KimiK3ForConditionalGeneration", "kimi_k3", "Kimi K3"},
         {"KimiLinearForCausalLM", "kimi_linear", "Kimi Linear"},
-        {"MiniCPM3ForCausalLM", "minicpm3", "MiniCPM3 (256 latent and 32 rope columns"},
-        {"Mistral4ForCausalLM", "mistral4", "Mistral Small 4 (256 latent columns"},
-        {"MistralLarge3ForCausalLM", "", "Mistral Large 3 (queries scaled by position"},
+        {"MiniCPM3ForCausalLM", "minicpm3", "MiniCPM3 (32 rope columns"},
+        {"MistralLarge3ForCausalLM", "", "Mistral Large 3 (published in Mistral's own files"},
         {"MistralLarge4ForConditionalGeneration", "mistral_large4", "Mistral Large 4 (sparse"},
         {"GlmMoeDsaForCausalLM", "glm_moe_dsa", "GLM-5 (sparse"},
         {"Glm4MoeForCausalLM", "glm4_moe", "GLM-4.5 to GLM-4.7 (grouped heads"},
@@ -95,8 +94,17 @@ TEST(ConfigRefusal, QuantisationsByName) {
     fp8["weight_block_size"] = {64, 128};
     expect_refused_with("quantization_config", fp8,
                         {"weight_block_size", "[64,128]", "[128, 128]"});
-    fp8["weight_block_size"] = nullptr;
+    fp8.erase("weight_block_size");
     expect_refused_with("quantization_config", fp8, {"weight_block_size", "missing"});
+    fp8["activation_scheme"] = "static";
+    fp8["weight_block_size"] = {128, 128};
+    expect_refused_with("quantization_config", fp8, {"'static'", "'dynamic'", "beside blocks"});
+    // One scale for a matrix, as Mistral publishes it.
+    fp8["weight_block_size"] = nullptr;
+    good["quantization_config"] = fp8;
+    EXPECT_EQ(parse_model_config(good.dump(), "config.json")->fp8_block, 0);
+    fp8["activation_scheme"] = "token";
+    expect_refused_with("quantization_config", fp8, {"'token'", "and 'static'"});
     fp8 = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}, {"fmt", "e5m2"}};
     expect_refused_with("quantization_config", fp8, {"fmt", "e5m2"});
     // Around the text_config, as K2.5 publishes it.
@@ -140,6 +148,33 @@ TEST(ConfigRefusal, KindsOfLayers) {
     refused({"dense", "sparse", 7}, {"mlp_layer_types[2] is 7"});
     refused({"dense", "dense", "sparse"},
             {"mlp_layer_types begins with 2 dense layers", "first_k_dense_replace is 1"});
+}
+
+TEST(ConfigRefusal, WhatMistralsClassComputesOtherwise) {
+    const auto refused = [](const char* key, const json& value,
+                            std::initializer_list<std::string_view> parts) {
+        expect_refused_with(key, value, parts, "tiny-mistral4");
+    };
+    refused("n_group", 2, {"n_group is 2", "only one group"});
+    refused("topk_method", "noaux_tc", {"topk_method is 'noaux_tc'", "'greedy'"});
+    refused("scoring_func", "sigmoid", {"scoring_func is 'sigmoid'", "'softmax'"});
+    refused("rope_parameters", nullptr, {"rope_parameters is missing"});
+    const auto refused_rope = [&](const char* key, const json& value,
+                                  std::initializer_list<std::string_view> parts) {
+        json rope = valid("tiny-mistral4")["rope_parameters"];
+        rope[key] = value;
+        refused("rope_parameters", rope, parts);
+    };
+    refused_rope("llama_4_scaling_beta", nullptr, {"llama_4_scaling_beta is missing"});
+    refused_rope("llama_4_scaling_beta", -1, {"llama_4_scaling_beta is -1"});
+    refused_rope("partial_rotary_factor", 1.0, {"partial_rotary_factor is 1", "0.5"});
+    refused_rope("llama_5_scaling_beta", 1.0, {"llama_5_scaling_beta is not known"});
+    refused("rope_parameters", {{"rope_type", "default"}, {"llama_4_scaling_beta", 0.1}},
+            {"llama_4_scaling_beta is 0.1 without 'yarn'"});
+    // Elsewhere the field is as unknown as any other.
+    json v3 = valid();
+    v3["rope_scaling"]["llama_4_scaling_beta"] = 0.1;
+    expect_refused(v3, {"llama_4_scaling_beta is not known"});
 }
 
 // Published code disagrees with itself here, and no published checkpoint has these.

@@ -86,6 +86,8 @@ TEST(Eagle3Config, OtherDraftsByName) {
     json config = valid();
     config["architectures"] = {"DeepseekV3ForCausalLM"};
     expect_refused(config, {"DeepseekV3ForCausalLM", "no EAGLE3 draft"});
+    config["architectures"] = {"EagleMistralLarge3ForCausalLM"};
+    expect_refused(config, {"Mistral's EAGLE head (several MLA layers"});
     config.erase("architectures");
     expect_refused(config, {"architecture ''"});
 }
@@ -99,7 +101,7 @@ TEST(Eagle3Config, RefusesWhatItCannotRun) {
     expect_refused(with("num_hidden_layers", 2), {"num_hidden_layers is 2, only 1"});
     expect_refused(with("draft_vocab_size", 513), {"draft_vocab_size is 513", "512"});
     expect_refused(with("draft_vocab_size", 0), {"draft_vocab_size is 0"});
-    expect_refused(with("kv_lora_rank", 256), {"kv_lora_rank is 256"});
+    expect_refused(with("kv_lora_rank", 0), {"kv_lora_rank is 0"});
     expect_refused(with("num_key_value_heads", 1), {"grouped heads"});
     expect_refused(with("logit_scale", 0.5), {"logit_scale is 0.5"});
     expect_refused(with("eagle_config", 3), {"eagle_config is 3"});

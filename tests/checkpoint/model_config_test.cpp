@@ -97,6 +97,35 @@ constexpr const char* kVl2 = R"({
     "q_lora_rank": null, "routed_scaling_factor": 2.0, "scoring_func": "sigmoid", "topk_group": 1,
     "topk_method": "noaux_tc", "use_mla": true, "vocab_size": 129280}})";
 
+constexpr const char* kMistralSmall4 = R"({
+  "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "image_token_index": 10,
+  "quantization_config": {"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": null,
+    "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]},
+  "text_config": {
+    "model_type": "mistral4", "attention_bias": false, "bos_token_id": 1, "eos_token_id": 2,
+    "first_k_dense_replace": 0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 12288, "kv_lora_rank": 256, "max_position_embeddings": 1048576,
+    "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+    "norm_topk_prob": true, "num_attention_heads": 32, "num_experts_per_tok": 4, "num_hidden_layers": 36,
+    "num_key_value_heads": 32, "pretraining_tp": 1, "q_lora_rank": 1024, "qk_head_dim": 128,
+    "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_interleave": true,
+    "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 128.0, "llama_4_scaling_beta": 0.1,
+      "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8192,
+      "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "yarn", "type": "yarn"},
+    "routed_scaling_factor": 1.0, "sliding_window": null, "tie_word_embeddings": false, "topk_group": 1,
+    "v_head_dim": 128, "vocab_size": 131072},
+  "vision_config": {"model_type": "pixtral"}})";
+
+// Fields of the class of vLLM's sarvam.py, whose names for experts are its own.
+constexpr const char* kSarvam = R"({
+  "architectures": ["SarvamMLAForCausalLM"], "model_type": "sarvam_mla", "hidden_size": 4096,
+  "intermediate_size": 16384, "moe_intermediate_size": 2048, "num_hidden_layers": 32, "num_attention_heads": 64,
+  "num_experts": 128, "num_shared_experts": 1, "num_experts_per_tok": 8, "kv_lora_rank": 512,
+  "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 576, "first_k_dense_replace": 1,
+  "max_position_embeddings": 131072, "rope_theta": 10000.0, "score_function": "sigmoid", "vocab_size": 262144,
+  "rope_scaling": {"type": "deepseek_yarn", "factor": 40, "original_max_position_embeddings": 4096,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}})";
+
 // The fewest fields a file may have, with `more` added.
 std::string minimal(const std::string& family, const std::string& more) {
     return R"({"architectures": ["Deepseek)" + family +
@@ -239,6 +268,49 @@ TEST(ModelConfig, OtherPublishedModelsByName) {
     ModelConfig other = moonlight;
     other.num_hidden_layers = 26;
     EXPECT_EQ(published_name(other), "");
+}
+
+TEST(ModelConfig, MistralSmall4InsideItsMultimodalWrapper) {
+    const ModelConfig config = parsed(kMistralSmall4);
+    EXPECT_EQ(config.architecture, Architecture::mistral4);
+    EXPECT_EQ(config.wrapper, Wrapper::mistral3);
+    EXPECT_EQ(published_name(config), "Mistral Small 4");
+    EXPECT_EQ(config.key_dims(), (KeyDims{256, 64}));
+    EXPECT_EQ(config.head_dims(), (HeadDims{64, 128}));
+    EXPECT_EQ(config.topk_method, TopkMethod::greedy);
+    EXPECT_EQ(config.scoring, ScoringFunction::softmax);
+    EXPECT_TRUE(config.norm_topk_prob);
+    EXPECT_TRUE(config.layer_is_moe(0));
+    ASSERT_TRUE(config.yarn);
+    EXPECT_EQ(config.yarn->factor, 128.0);
+    EXPECT_EQ(config.yarn->original_max_position_embeddings, 8192);
+    EXPECT_EQ(config.query_scaling_beta, 0.1);
+    EXPECT_EQ(config.rope_theta, 10000.0);
+    EXPECT_EQ(config.fp8_block, 0);
+    ModelConfig preset = synthetic_preset("mistral-small-4")->config;
+    preset.wrapper = Wrapper::mistral3;
+    preset.fp8_block = 0;
+    EXPECT_EQ(config, preset);
+}
+
+TEST(ModelConfig, SarvamIsV3UnderOtherNames) {
+    const ModelConfig config = parsed(kSarvam);
+    EXPECT_EQ(published_name(config), "Sarvam-105B");
+    EXPECT_EQ(config.q_lora_rank, 0);
+    EXPECT_EQ(config.n_routed_experts, 128);
+    EXPECT_EQ(config.n_shared_experts, 1);
+    EXPECT_EQ(config.n_group, 16);
+    EXPECT_EQ(config.topk_group, 2);
+    EXPECT_EQ(config.topk_method, TopkMethod::noaux_tc);
+    EXPECT_EQ(config.routed_scaling_factor, 2.5);
+    ASSERT_TRUE(config.yarn);
+    EXPECT_EQ(config.yarn->factor, 40.0);
+}
+
+// GigaChat3 is of V3's class, with values of 192 columns.
+TEST(ModelConfig, GigaChat3HasHeadsOfItsOwn) {
+    EXPECT_EQ(parsed(minimal("V3", R"(, "n_routed_experts": null, "v_head_dim": 192)")).head_dims(),
+              (HeadDims{128, 192}));
 }
 
 TEST(ModelConfig, DeepseekVl2HasV3sRouterInAModelOfV2sClass) {

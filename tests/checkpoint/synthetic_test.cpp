@@ -131,6 +131,13 @@ TEST(Synthetic, RoundTripOfEveryTypeSingleAndSharded) {
     v3.config.wrapper = Wrapper::kimi_k25;
     expect_round_trip(v3);
     expect_round_trip(*synthetic_preset("tiny-glm"));
+    SyntheticModel mistral = *synthetic_preset("tiny-mistral4");
+    expect_round_trip(mistral);
+    mistral.config.wrapper = Wrapper::mistral3;
+    expect_round_trip(mistral);
+    v3.config.architecture = Architecture::sarvam_mla;
+    v3.config.wrapper = Wrapper::none;
+    expect_round_trip(v3);
 }
 
 // zai-org/GLM-4.7-Flash's model.safetensors.index.json has 9,703 names, and its total_size counts

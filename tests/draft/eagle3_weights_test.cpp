@@ -117,6 +117,9 @@ TEST(Eagle3Weights, RefusesWhatDoesNotFit) {
     other.hidden_size = 64;
     expect_error(load(draft, {}, other), {"target_hidden_size is 128", "64"});
     other = target_config();
+    other.kv_lora_rank = 256;
+    expect_error(load(draft, {}, other), {"kv_lora_rank is 512", "256"});
+    other = target_config();
     other.num_hidden_layers = 2;
     expect_error(load(draft, {}, other), {"a target of 2 layers", "0, 1, 3"});
 }

@@ -67,6 +67,12 @@ constexpr std::array kGoldens = {
     "glm_int4_long",
     "vl2_nested",
     "youtu",
+    "mistral4",
+    "mistral4_nested",
+    "mistral4_long",
+    "mistral4_bf16_long",
+    "mistral4_fp8_long",
+    "mistral4_int4_long",
 };
 #endif
 

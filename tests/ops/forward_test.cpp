@@ -2,6 +2,8 @@
 // Products have the bits of linalg, and operations in the step loop take no memory but the arena's.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "linalg/packed.hpp"
 #include "linalg/product.hpp"
 #include "ops/sampling_cases.hpp"
@@ -9,6 +11,29 @@
 
 namespace espalier::ops {
 namespace {
+
+// One factor for a whole row: 1 up to position 63, then 1 + 0.1 · ln 2, and so on.
+TEST(ScaledQueries, GrowWithTheirPosition) {
+    CpuDevice device(2);
+    Arena arena = make_arena(1 << 16);
+    OpContext context{device, arena};
+    const std::vector<std::int32_t> position = {0, 63, 64, 127, 128, 640, 0};
+    const QueryScaling scaling{0.1, 64};
+    for (const auto& backend : {make_cpu_backend(best_cpu_variant()), make_reference_backend()}) {
+        std::vector<float> queries = values(5, 0, 7, 24);
+        const std::vector<float> before = queries;
+        ASSERT_TRUE(backend->scales_queries());
+        backend->scale_queries(context, position.data(), scaling,
+                               Matrix::of(queries.data(), 7, 24));
+        for (std::size_t i = 0; i < queries.size(); ++i) {
+            const int steps = position[i / 24] / 64;
+            EXPECT_EQ(queries[i],
+                      before[i] * static_cast<float>(1.0 + 0.1 * std::log(1.0 + steps)));
+            if (steps == 0) EXPECT_EQ(queries[i], before[i]);
+        }
+        EXPECT_NE(queries[2 * 24], before[2 * 24]);
+    }
+}
 
 TEST(Products, AreThoseOfLinalg) {
     constexpr std::int64_t kOut = 19;

@@ -23,7 +23,8 @@ inline void add_config(GgufWriter& file, const checkpoint::ModelConfig& config,
     const auto f32 = [&](const std::string& key, double value) {
         file.f32("deepseek2." + key, static_cast<float>(value));
     };
-    file.text("general.architecture", "deepseek2");
+    const bool mistral = config.architecture == checkpoint::Architecture::mistral4;
+    file.text("general.architecture", mistral ? "mistral4" : "deepseek2");
     u32("context_length", config.max_position_embeddings);
     u32("embedding_length", config.hidden_size);
     u32("block_count", config.num_hidden_layers + config.num_nextn_predict_layers);

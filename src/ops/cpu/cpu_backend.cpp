@@ -136,6 +136,17 @@ class CpuBackend final : public Backend {
         });
     }
 
+    bool scales_queries() const override { return true; }
+    void scale_queries(OpContext& context, const std::int32_t* position,
+                       const QueryScaling& scaling, const Matrix& queries) const override {
+        check_f32(queries, "queries");
+        for_rows(pool_of(context), queries.rows, queries.cols, [&](std::int64_t t) {
+            const float factor = scaling.at(position[t]);
+            float* row = queries.row<float>(t);
+            for (std::int64_t column = 0; column < queries.cols; ++column) row[column] *= factor;
+        });
+    }
+
     void convert(OpContext& context, const Matrix& from, std::int64_t from_step, std::int32_t heads,
                  std::int64_t width, const Matrix& to, std::int64_t to_step) const override {
         check_activation(to, "convert to");
