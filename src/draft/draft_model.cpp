@@ -89,9 +89,8 @@ DraftModel::DraftModel(std::unique_ptr<Network> network, const Machine& machine,
       a_(model::Activations::take(activations_arena_, network_->shape().config,
                                   network_->shape().act, sizes_of(network_->shape(), limits))),
       context_{machine.device, scratch_} {
-    context_.ranks = machine.ranks;
-    rule_.first_slot = kFirstSlot;
     if (!network_->shape().shard.whole()) context_.ranks = machine.ranks;
+    rule_.first_slot = kFirstSlot;
     a_.attention_plan = attention_plan_.data();
 }
 

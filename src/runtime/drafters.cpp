@@ -145,7 +145,7 @@ std::int64_t draft_splits(const EngineSizes& sizes) {
 }
 
 draft::Machine draft_machine(const LoadedModel& loaded, const batch::CaptureOptions& capture) {
-    return {*loaded.device, *loaded.backend, *loaded.kernels, capture};
+    return {*loaded.device, *loaded.backend, *loaded.kernels, capture, loaded.ranks};
 }
 
 draft::PassLimits draft_limits(const EngineSizes& sizes) {

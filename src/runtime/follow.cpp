@@ -66,13 +66,18 @@ class FollowedModel {
         return std::make_shared<const checkpoint::Checkpoint>(std::move(opened));
     }
 
+    LoadOptions here(const RankModel& model) const {
+        LoadOptions options = model.load_options();
+        options.ranks = &ranks_;
+        return options;
+    }
+
     Expected<Answer> measure(FlatReader& reader) {
         ESPALIER_ASSIGN_OR_RETURN(const RankModel model, read_rank_model(reader));
         ModelFiles files;
         ESPALIER_ASSIGN_OR_RETURN(files.checkpoint, open_files(model));
-        ESPALIER_ASSIGN_OR_RETURN(
-            const SizeFacts facts,
-            size_facts(files, DrafterChoice{.mtp = model.mtp}, model.load_options()));
+        ESPALIER_ASSIGN_OR_RETURN(const SizeFacts facts,
+                                  size_facts(files, DrafterChoice{.mtp = model.mtp}, here(model)));
         return written(RankNumbers{.machine = machine_identity(),
                                    .memory_bytes = facts.memory_bytes,
                                    .weight_bytes = facts.weight_bytes,
@@ -84,7 +89,7 @@ class FollowedModel {
         if (loaded_) return fail(ErrorKind::invalid, "a model is open already");
         ESPALIER_ASSIGN_OR_RETURN(const auto files, open_files(model));
         ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
-                                  LoadedModel::load(files, model.sizes, model.load_options()));
+                                  LoadedModel::load(files, model.sizes, here(model)));
         ESPALIER_ASSIGN_OR_RETURN(const RankFacts facts, rank_facts(loaded, model.sizes));
         loaded_.emplace(std::move(loaded));
         return written(facts);

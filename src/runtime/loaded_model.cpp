@@ -146,6 +146,16 @@ Expected<int> thread_count(int wanted) {
         std::clamp(std::thread::hardware_concurrency(), 1u, static_cast<unsigned>(kMaxThreads)));
 }
 
+parallel::Ranks* ranks_of(const LoadOptions& options) {
+    return options.channel != nullptr ? &options.channel->ranks() : options.ranks;
+}
+
+model::Shard shard_of(const LoadOptions& options) {
+    const parallel::Ranks* ranks = ranks_of(options);
+    if (ranks == nullptr) return {};
+    return {.rank = ranks->rank(), .count = ranks->count()};
+}
+
 // The other ranks read their weights at the same time.
 Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                         const EngineSizes& sizes, const LoadOptions& options) {
@@ -181,6 +191,7 @@ Expected<LoadedModel> LoadedModel::load_here(
     loaded.rounding = options.rounding;
     loaded.head_rounding = options.head_rounding;
     ESPALIER_ASSIGN_OR_RETURN(loaded.activations, number_mode_of(*loaded.checkpoint, options));
+    loaded.ranks = ranks_of(options);
     ESPALIER_RETURN_IF_ERROR(options.device == DeviceKind::cuda ? take_gpu(options, loaded)
                                                                 : take_cpu(options, loaded));
     const checkpoint::ModelConfig& config = loaded.checkpoint->config();
@@ -202,6 +213,7 @@ Expected<LoadedModel> LoadedModel::load_here(
                                        .activations = loaded.activations,
                                        .shelf = packed,
                                        .mmap_experts = options.mmap_experts,
+                                       .shard = shard_of(options),
                                        .progress = options.progress}),
                  "the weights"));
     loaded.packed_bytes = weights.packed_bytes;
@@ -222,7 +234,8 @@ Expected<LoadedModel> LoadedModel::load_here(
                                                  .max_kv_len = sizes.max_model_len,
                                                  .max_rows = sizes.max_rows,
                                                  .max_splits = sizes.max_step_splits},
-                                      .kv_format = options.kv_format}));
+                                      .kv_format = options.kv_format,
+                                      .ranks = loaded.ranks}));
     loaded.model = std::make_unique<model::DeepseekModel>(std::move(model));
     return loaded;
 }

@@ -44,8 +44,15 @@ struct LoadOptions {
     // Channel of the first of several ranks to the others, which open the model as well; outlives
     // the model. Null: there is one rank, or another leads.
     engine::RankChannel* channel = nullptr;
+    // Ranks of which this one is not the first; outlive the model.
+    parallel::Ranks* ranks = nullptr;
     Progress progress = {};
 };
+
+// All ranks that hold the model; null: this one has it whole.
+parallel::Ranks* ranks_of(const LoadOptions& options);
+// The part of it that is here.
+model::Shard shard_of(const LoadOptions& options);
 
 struct LoadedModel {
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint;
@@ -62,6 +69,7 @@ struct LoadedModel {
     std::uint64_t packed_bytes = 0;  // of weights packed while loading; 0: a packed file was mapped
     std::shared_ptr<const model::ExpertReads> expert_reads;  // with LoadOptions::mmap_experts
     engine::RankChannel* channel = nullptr;                  // as in the options
+    parallel::Ranks* ranks = nullptr;                        // that hold it, likewise
     std::shared_ptr<void> on_ranks;                          // the others' part of it
 
     // sizes: of the largest step that the model is to hold.

@@ -12,6 +12,7 @@
 #include "model/cost.hpp"
 #include "model/kv_layout.hpp"
 #include "model/mapped_experts.hpp"
+#include "model/shard_bytes.hpp"
 #include "runtime/memory_limit.hpp"
 #include "runtime/rank_leader.hpp"
 #include "runtime/working_memory.hpp"
@@ -123,6 +124,24 @@ std::int64_t memory_bytes() {
     return std::min(machine, control_group_limit().value_or(machine));
 }
 
+namespace {
+
+// Bytes in memory of this rank's part of weights that take `whole` on one. Rounding leaves a part's
+// share of them about as it is.
+Expected<std::uint64_t> bytes_here(const std::shared_ptr<const checkpoint::Checkpoint>& checkpoint,
+                                   const LoadOptions& options, std::uint64_t whole) {
+    const model::Shard shard = shard_of(options);
+    ESPALIER_RETURN_IF_ERROR(model::check_shard(checkpoint->config(), shard));
+    if (shard.whole()) return whole;
+    ESPALIER_ASSIGN_OR_RETURN(const model::ShardBytes here, model::shard_bytes(checkpoint, shard));
+    ESPALIER_ASSIGN_OR_RETURN(const model::ShardBytes all, model::shard_bytes(checkpoint, {}));
+    return static_cast<std::uint64_t>(static_cast<double>(whole) *
+                                      static_cast<double>(here.packed + here.embedding) /
+                                      static_cast<double>(all.packed + all.embedding));
+}
+
+}  // namespace
+
 Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& drafters,
                                const LoadOptions& options) {
     const checkpoint::ModelConfig& config = files.checkpoint->config();
@@ -133,6 +152,7 @@ Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& dra
         options.rounding
             ? model::rounded_bytes(config, *options.rounding, options.head_rounding.has_value())
             : files.checkpoint->loaded_bytes();
+    ESPALIER_ASSIGN_OR_RETURN(weights, bytes_here(files.checkpoint, options, weights));
     if (drafters.eagle3) weights += files.draft->total_bytes();
     if (options.mmap_experts) weights = in_memory_of(*files.checkpoint, weights);
     SizeFacts facts{.context = config.max_position_embeddings,
