@@ -78,7 +78,7 @@ constexpr Part part_of(std::int64_t whole, int rank, int ranks) {
     const std::int64_t first = whole * rank / ranks;
     return {first, whole * (rank + 1) / ranks - first};
 }
-// What a rank has of a whole weight's segments.
+// Segments of a whole weight that a rank has.
 constexpr InputSegments part_of(const InputSegments& whole, int rank, int ranks) {
     const Part part = part_of(std::int64_t{whole.whole}, rank, ranks);
     return {static_cast<std::int32_t>(part.count), static_cast<std::int32_t>(part.first),

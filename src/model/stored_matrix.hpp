@@ -20,7 +20,7 @@ struct StoredMatrix {
     std::optional<checkpoint::Tensor> other_half = {};  // kv_b's, where it is stored in halves
     std::vector<std::byte> made = {};  // [n, k] numbers in place of what is stored, if not empty
     WeightCode made_code = WeightCode::bf16;
-    // Of a part: where it begins in what is stored, or made, and the columns of that.
+    // Begin of a part in the stored, or made, matrix and that one's columns.
     std::int64_t first_row = 0;
     std::int64_t first_col = 0;
     std::int64_t columns = 0;  // 0: k

@@ -41,7 +41,7 @@ Expected<MtpWeights> load_mtp(WeightReader& reader, const ModelConfig& config, s
 
 namespace {
 
-// What weights of several ranks are refused for, by name.
+// Refusals of several ranks, by name.
 Expected<void> check_ranks(const ModelConfig& config, const Device& device,
                            const LoadOptions& options) {
     ESPALIER_RETURN_IF_ERROR(check_shard(config, options.shard));

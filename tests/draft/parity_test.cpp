@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
@@ -19,6 +20,7 @@
 #include "draft/eagle3.hpp"
 #include "draft/mtp.hpp"
 #include "draft/tiny_drafts.hpp"
+#include "parallel/local_ranks.hpp"
 #include "support/paths.hpp"
 
 namespace espalier::draft {
@@ -64,7 +66,7 @@ struct Subject {
     model::Weights target;
     std::unique_ptr<Network> network;
 
-    explicit Subject(const Golden& golden) {
+    explicit Subject(const Golden& golden, const model::Shard& shard) {
         const TemporaryDirectory directory;
         const auto path = directory.path() / "model";
         const std::string config = golden.header.at("config");
@@ -77,7 +79,8 @@ struct Subject {
             model::write_model(synthetic, path);
             const auto opened = std::make_shared<const checkpoint::Checkpoint>(
                 must(checkpoint::Checkpoint::open(path.string())));
-            target = must(model::Weights::load(opened, device, *backend, {.mtp = true}));
+            target =
+                must(model::Weights::load(opened, device, *backend, {.mtp = true, .shard = shard}));
             network = make_mtp(opened->config(), target);
             return;
         }
@@ -128,16 +131,18 @@ double relative_error(std::span<const float> got, std::span<const float> want) {
 // does. What nothing writes is NaN.
 class GoldenRun {
   public:
-    GoldenRun(const Golden& golden, std::int32_t committed)
+    GoldenRun(const Golden& golden, std::int32_t committed, const model::Shard& shard = {},
+              parallel::Ranks* ranks = nullptr)
         : golden_(golden),
-          subject_(golden),
+          subject_(golden, shard),
           committed_(golden.ints("committed")),
           tree_(golden.ints("tree")),
           parents_(golden.ints("parents")),
           shape_(subject_.network->shape()),
-          model_(must(DraftModel::create(
-              std::move(subject_.network), {subject_.device, *subject_.backend, *subject_.kernels},
-              {.tokens = 64, .nodes = 64, .rows = 1, .max_kv_len = 256}))),
+          model_(must(
+              DraftModel::create(std::move(subject_.network),
+                                 {subject_.device, *subject_.backend, *subject_.kernels, {}, ranks},
+                                 {.tokens = 64, .nodes = 64, .rows = 1, .max_kv_len = 256}))),
           kv_(must(cache::KvStorage::create(
               subject_.device,
               layout_with(cache::make_layout(1, mla::KvFormat::f32), std::array{shape_.state}),
@@ -272,6 +277,25 @@ TEST_P(DraftParity, MatchesThePlainRestatement) {
 
 INSTANTIATE_TEST_SUITE_P(Goldens, DraftParity, testing::ValuesIn(kGoldens),
                          [](const auto& parameter) { return std::string(parameter.param); });
+
+// The MTP layer's heads, segments and experts lie on two or five ranks; the draft knows nothing
+// else of it.
+TEST(DraftRanks, GiveTheKeysAndLogitsOfOne) {
+    for (const auto& [name, count] : {std::pair("mtp", 2), std::pair("mtp_glm", 5)}) {
+        const Golden golden = read_golden(name);
+        GoldenRun one(golden, 21);
+        const std::vector<float> keys = one.write_committed(), logits = one.logits_of_tree();
+        std::mutex mutex;
+        parallel::run_local_ranks(count, [&](parallel::Ranks& ranks) {
+            GoldenRun run(golden, 21, {.rank = ranks.rank(), .count = ranks.count()}, &ranks);
+            const std::vector<float> my_keys = run.write_committed();
+            const std::vector<float> my_logits = run.logits_of_tree();
+            const std::lock_guard lock(mutex);
+            EXPECT_EQ(my_keys, keys) << name << ", rank " << ranks.rank();
+            EXPECT_EQ(my_logits, logits) << name << ", rank " << ranks.rank();
+        });
+    }
+}
 
 TEST(DraftParityGoldens, EveryFileIsTested) {
     std::set<std::string> files;

@@ -6,12 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <mutex>
 #include <random>
 
 #include "base/block_format.hpp"
 #include "base/mapped_file.hpp"
 #include "model/packed_weights.hpp"
 #include "model/tiny_model.hpp"
+#include "parallel/local_ranks.hpp"
 #include "support/gguf_blocks.hpp"
 #include "support/gguf_model.hpp"
 #include "support/paths.hpp"
@@ -223,6 +225,23 @@ Twins write_twins(const checkpoint::SyntheticModel& made, const fs::path& direct
     return {gguf, directory};
 }
 
+// The same of two ranks: each unpacks the blocks of its own rows and columns, of which a part may
+// begin inside a block of 256.
+std::vector<float> logits_of_two_ranks(const fs::path& model) {
+    std::mutex mutex;
+    std::vector<float> logits;
+    parallel::run_local_ranks(2, [&](parallel::Ranks& ranks) {
+        const auto here =
+            logits_of_eight(model, {.shard = {.rank = ranks.rank(), .count = 2}}, &ranks);
+        const std::lock_guard lock(mutex);
+        if (!logits.empty()) {
+            EXPECT_EQ(here, logits);
+        }
+        logits = here;
+    });
+    return logits;
+}
+
 TEST_F(GgufTest, EveryBlockFormatGivesTheBitsOfItsCodesAndScales) {
     for (std::size_t index = 1; index < kBlocks.size(); ++index) {
         const auto code = static_cast<BlockCode>(index);
@@ -233,6 +252,7 @@ TEST_F(GgufTest, EveryBlockFormatGivesTheBitsOfItsCodesAndScales) {
                                         directory_.path() / fmt::format("t{}.gguf", index));
         const std::vector<float> from_gguf = logits_of_eight(twins.gguf);
         EXPECT_EQ(from_gguf, logits_of_eight(twins.safetensors));
+        EXPECT_EQ(logits_of_two_ranks(twins.gguf), from_gguf);
         EXPECT_NE(from_gguf[1], from_gguf[2]);
         for (const float logit : from_gguf) ASSERT_TRUE(std::isfinite(logit));
     }
@@ -294,8 +314,10 @@ TEST_F(GgufTest, MinimaAreCounted) {
     narrow.save();
     wide.save();
     const std::vector<float> exact = logits_of_eight(as_f32), bf16 = logits_of_eight(as_bf16);
-    const std::vector<float> q4_k = logits_of_eight(
-        save(made.config, with_stacked_experts(std::move(tensors), made.config.n_routed_experts)));
+    const fs::path gguf =
+        save(made.config, with_stacked_experts(std::move(tensors), made.config.n_routed_experts));
+    const std::vector<float> q4_k = logits_of_eight(gguf);
+    EXPECT_EQ(logits_of_two_ranks(gguf), q4_k);
     const double bf16_error = distance(bf16, exact),
                  size = distance(exact, std::vector<float>(exact.size()));
     EXPECT_LT(bf16_error, 0.1 * size);

@@ -120,7 +120,7 @@ const Kind kKinds[] = {
     {"tiny-glm", 0, {5}, {"bf16", "fp8", "nvfp4"}},
 };
 
-class Ranks : public testing::Test {
+class ModelRanks : public testing::Test {
   protected:
     fs::path write(const char* preset, std::int64_t heads, const char* dtype, bool mtp = false) {
         auto model = checkpoint::synthetic_preset(preset).value();
@@ -136,7 +136,7 @@ class Ranks : public testing::Test {
     int models_ = 0;
 };
 
-TEST_F(Ranks, GiveTheBitsOfOneInEveryFormat) {
+TEST_F(ModelRanks, GiveTheBitsOfOneInEveryFormat) {
     for (const Kind& kind : kKinds)
         for (const char* dtype : kind.dtypes) {
             const fs::path model = write(kind.preset, kind.heads, dtype);
@@ -149,15 +149,18 @@ TEST_F(Ranks, GiveTheBitsOfOneInEveryFormat) {
         }
 }
 
-TEST_F(Ranks, RoundTheirPartsAsOneRoundsTheWhole) {
+TEST_F(ModelRanks, RoundTheirPartsAsOneRoundsTheWhole) {
     const fs::path model = write("tiny-v3", 0, "bf16");
     for (const WeightCode code : {WeightCode::int8, WeightCode::int4}) {
         const Numbers one = of_one(model, {.rounding = code});
         for (const int count : {2, 4}) expect_the_bits_of(one, model, count, {.rounding = code});
     }
+    const LoadOptions head{.head_rounding = WeightCode::int8};
+    const Numbers one = of_one(model, head);
+    for (const int count : {2, 4}) expect_the_bits_of(one, model, count, head);
 }
 
-TEST_F(Ranks, DealExpertsInAnyWay) {
+TEST_F(ModelRanks, DealExpertsInAnyWay) {
     const fs::path model = write("tiny-v3", 0, "bf16");
     const Numbers one = of_one(model);
     std::mt19937 generator(3);
@@ -173,7 +176,7 @@ TEST_F(Ranks, DealExpertsInAnyWay) {
     }
 }
 
-TEST_F(Ranks, TakeTheirPartsOfAPackedFile) {
+TEST_F(ModelRanks, TakeTheirPartsOfAPackedFile) {
     for (const char* dtype : {"f32", "bf16", "fp8", "int8", "int4", "nvfp4"}) {
         const fs::path model = write("tiny-v3", 0, dtype);
         const Numbers one = of_one(model);
@@ -191,7 +194,7 @@ TEST_F(Ranks, TakeTheirPartsOfAPackedFile) {
     }
 }
 
-// What is dealt of a layer, and what is not.
+// Bytes of a layer's weights that are dealt, and those that are kept.
 struct LayerBytes {
     std::size_t experts = 0, network = 0, attention = 0, kept = 0;
 };
@@ -210,7 +213,7 @@ LayerBytes bytes_of(const LayerWeights& layer) {
     return bytes;
 }
 
-TEST_F(Ranks, HoldTheirShareOfWhatIsDealtAndNoMore) {
+TEST_F(ModelRanks, HoldTheirShareOfWhatIsDealtAndNoMore) {
     for (const char* dtype : {"f32", "bf16", "fp8", "int8", "int4", "nvfp4"}) {
         const fs::path model = write("tiny-v3", 0, dtype, true);
         const LoadOptions options{.mtp = true};
@@ -292,7 +295,7 @@ void write_hollow(const checkpoint::SyntheticModel& model, const fs::path& path)
 }
 
 // Eight ranks, each within a GPU of 141 GB: V3 as it is published (FP8, with MTP), K2 with INT4.
-TEST_F(Ranks, OfPublishedModelsFitTheirGpus) {
+TEST_F(ModelRanks, OfPublishedModelsFitTheirGpus) {
     auto v3 = checkpoint::synthetic_preset("v3-slice").value();
     v3.config.num_hidden_layers = 61;
     v3.config.first_k_dense_replace = 3;
@@ -318,7 +321,7 @@ TEST_F(Ranks, OfPublishedModelsFitTheirGpus) {
     }
 }
 
-TEST_F(Ranks, AreRefusedWithTheNumbersThatArePossible) {
+TEST_F(ModelRanks, AreRefusedWithTheNumbersThatArePossible) {
     auto config = checkpoint::synthetic_preset("glm-flash").value().config;
     const auto refused = check_shard(config, {.rank = 0, .count = 8});
     ASSERT_FALSE(refused);
@@ -333,7 +336,7 @@ TEST_F(Ranks, AreRefusedWithTheNumbersThatArePossible) {
     EXPECT_TRUE(check_shard(config, {.rank = 9, .count = 10}));
 }
 
-TEST_F(Ranks, RunOnlyTheWeightsThatAreTheirs) {
+TEST_F(ModelRanks, RunOnlyTheWeightsThatAreTheirs) {
     const fs::path model = write("tiny-v2", 0, "bf16");
     EXPECT_THROW(RunningModel(model, cpu_machine(1, best_cpu_variant()), 128, std::nullopt,
                               {.shard = {.rank = 1, .count = 2}}),

@@ -115,8 +115,10 @@ inline void write_model(const checkpoint::SyntheticModel& model,
 
 // [8, vocabulary]: of eight tokens fed to the model in `directory` on two threads.
 inline std::vector<float> logits_of_eight(const std::filesystem::path& directory,
-                                          const LoadOptions& options = {}) {
-    RunningModel model(directory, cpu_machine(2, best_cpu_variant()), 64, std::nullopt, options);
+                                          const LoadOptions& options = {},
+                                          parallel::Ranks* ranks = nullptr) {
+    RunningModel model(directory, cpu_machine(2, best_cpu_variant()), 64, std::nullopt, options,
+                       ranks);
     const std::vector<std::int32_t> tokens = {0, 17, 300, 5, 5, 44, 100, 7};
     auto sequence = Sequence::create(*model, 8, 16);
     EXPECT_TRUE(sequence);
