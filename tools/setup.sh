@@ -14,7 +14,7 @@ run_packages=(
     g++ cmake ninja-build make git ca-certificates python3-pip
     libfmt-dev libexpected-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libboost1.81-dev libssl-dev libzmq3-dev
 )
-test_packages=(libgtest-dev ccache clang-14 clang-format-14 libclang-rt-14-dev python3)
+test_packages=(libgtest-dev ccache clang-14 clang-format-14 libclang-rt-14-dev python3 libopenmpi-dev openmpi-bin)
 gpu_packages=(libgtest-dev python3)
 page_packages=(chromium fonts-dejavu-core python3)
 long_packages=(python3-venv)

@@ -218,12 +218,12 @@ Expected<void> run(BenchEngineOptions options) {
             "--trace writes one run, but --concurrency, --speculate, --rounds and a grammar "
             "make {}",
             runs);
-    if (options.engine.ranks.count > 1 && !options.model.synthetic.empty())
+    ESPALIER_ASSIGN_OR_RETURN(const auto ranks, options.engine.start_ranks());
+    if (ranks->count() > 1 && !options.model.synthetic.empty())
         return fail_field(ErrorKind::unsupported, "tensor_parallel_size",
                           "{}, but --synthetic makes a model for one process; write it with: "
                           "espalier make-model",
-                          options.engine.ranks.count);
-    ESPALIER_ASSIGN_OR_RETURN(const auto ranks, options.engine.start_ranks());
+                          ranks->count());
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               options.model.open(options.engine.load.device, options.engine.draft));
     ESPALIER_ASSIGN_OR_RETURN(auto grammar, options.grammar.compiled(files));

@@ -325,10 +325,10 @@ void report(const GenerateOptions& options, const runtime::LoadedModel& loaded,
 }
 
 Expected<void> run(GenerateOptions& options) {
-    if (!options.logits.empty() && options.engine.ranks.count > 1)
-        return fail_field(ErrorKind::unsupported, "tensor_parallel_size",
-                          "{}, but --logits writes those of one rank", options.engine.ranks.count);
     ESPALIER_ASSIGN_OR_RETURN(const auto ranks, options.engine.start_ranks());
+    if (!options.logits.empty() && ranks->count() > 1)
+        return fail_field(ErrorKind::unsupported, "tensor_parallel_size",
+                          "{}, but --logits writes those of one rank", ranks->count());
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               runtime::ModelFiles::open(options.model, options.engine.draft));
     ESPALIER_ASSIGN_OR_RETURN(engine::Request request,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a command's engine: this process alone, or with others that it starts. On the first
-// rank the load options get the channel to the others; a command that finds itself another rank
-// follows and does nothing else.
+// The ranks of a command's engine: this process alone, or with others that it starts or that mpirun
+// started. On the first rank the load options get the channel to the others; a process that mpirun
+// started as another rank follows, and ends in start().
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "engine/rank_channel.hpp"
+#include "parallel/mpi_ranks.hpp"
 #include "parallel/rank_processes.hpp"
 #include "runtime/loaded_model.hpp"
 
@@ -28,11 +29,16 @@ class RankWorld {
     static Expected<std::unique_ptr<RankWorld>> start(const RankFlags& flags,
                                                       runtime::LoadOptions& load);
     ~RankWorld();
+    RankWorld(const RankWorld&) = delete;
+    RankWorld& operator=(const RankWorld&) = delete;
+
+    int count() const;
 
   private:
     RankWorld() = default;
 
     std::unique_ptr<parallel::RankProcesses> processes_;
+    std::unique_ptr<parallel::MpiRanks> mpi_;
     std::optional<engine::RankChannel> channel_;
 };
 

@@ -165,7 +165,7 @@ Expected<void> run(SelftestLosslessOptions& options) {
     ESPALIER_RETURN_IF_ERROR(lossless::check_subject(target));
     const Findings findings = run_workloads(options, target);
     const std::string of_ranks =
-        reference ? fmt::format("{} ranks with ", options.ranks.count) : std::string();
+        reference ? fmt::format("{} ranks with ", ranks->count()) : std::string();
     fmt::print("{}\n{} on {}, {}{} threads: {:.0f} s, workloads {} to {}.\n",
                table_of(findings).text(TableFormat::markdown), options.model,
                loaded.backend->name(), of_ranks, loaded.device->workers(), findings.seconds,

@@ -91,6 +91,11 @@ sigset_t awaited_signals(bool reloads) {
     return signals;
 }
 
+sigset_t server_signals(const ServeOptions& options) {
+    return awaited_signals(!options.server.api_key_file.empty() ||
+                           !options.server.tls_cert.empty());
+}
+
 // Loads the model beside the server, and says when it is there.
 class Loader {
   public:
@@ -186,10 +191,8 @@ Wake wait_for_end(int signals, int loaded, int milliseconds, server::Server& ser
 
 // Streams outlive nothing here: the server goes before the runtime, the loader holds both back.
 Expected<void> run_server(const ServeOptions& options, const std::vector<std::string>& ignored) {
-    const sigset_t signals =
-        awaited_signals(!options.server.api_key_file.empty() || !options.server.tls_cert.empty());
-    pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // in every thread from here on
-    std::signal(SIGPIPE, SIG_IGN);                  // a log without a reader is no reason to end
+    const sigset_t signals = server_signals(options);
+    std::signal(SIGPIPE, SIG_IGN);  // a log without a reader is no reason to end
     const Descriptor arrived(signalfd(-1, &signals, SFD_CLOEXEC));
     server::raise_file_limit();
     server::Log log(
@@ -341,6 +344,10 @@ Expected<void> run(ServeOptions& options, CLI::App& command) {
     if (options.model.empty())
         return fail(ErrorKind::invalid,
                     "which model? espalier serve MODEL, ESPALIER_MODEL or model = … in --config");
+    if (!options.explain) {
+        const sigset_t signals = server_signals(options);
+        pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // in every thread from here on
+    }
     ESPALIER_ASSIGN_OR_RETURN(const auto ranks, options.engine.start_ranks());
     if (options.explain) return explain(options, command, sources);
     return run_server(options, ignored);

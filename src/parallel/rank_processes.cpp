@@ -62,7 +62,12 @@ Expected<std::unique_ptr<RankProcesses>> RankProcesses::start(int count, const W
     made->stop_watching_ = eventfd(0, EFD_CLOEXEC);
     if (made->stop_watching_ < 0)
         return fail(ErrorKind::io, "watching {} ranks: {}", count, std::strerror(errno));
+    // It takes no signal that another thread waits for.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     made->watcher_ = std::thread([raw = made.get()] { raw->watch(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return made;
 }
 

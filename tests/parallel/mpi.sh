@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# One text for one process, for ranks that it starts and for ranks of mpirun; what mpirun's ranks say when they differ, when
+# one is killed and when one core has several threads. mpi.sh MPIRUN ESPALIER EXCHANGES MODEL
+set -euo pipefail
+mpirun=$1 espalier=$2 exchanges=$3 model=$4
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() { echo "mpi.sh: $1" >&2; cat "$work"/* >&2; exit 1; }
+
+for count in 2 3; do
+    "$mpirun" --bind-to none --oversubscribe -n "$count" "$exchanges" > "$work/exchanges" 2>&1 || true
+    grep -q "$count ranks, 400 exchanges" "$work/exchanges" || fail "exchanges of $count ranks"
+    ! grep -q "wrong\|are taken" "$work/exchanges" || fail "exchanges of $count ranks"
+done
+
+generate=("$espalier" generate "$model" "class Timer:" -n 30 --seed 3 --temperature 0.9 --speculation-memory off)
+alone=("${generate[@]}")
+generate+=(--threads 1)
+"${generate[@]}" > "$work/alone" 2> "$work/log" || fail "one process"
+for count in 2 4; do
+    "$mpirun" --bind-to none --oversubscribe -n "$count" "${generate[@]}" > "$work/ranks" 2> "$work/log" || fail "$count ranks"
+    cmp "$work/alone" "$work/ranks" || fail "the text of $count ranks"
+done
+
+# A rank with other kernels is named with the field.
+if "$mpirun" --bind-to none --oversubscribe -n 1 "${generate[@]}" : -n 1 -x ESPALIER_CPU_VARIANT=portable "${generate[@]}" \
+    > "$work/ranks" 2> "$work/log"; then
+    fail "a rank of another variant is taken"
+fi
+grep -q "rank 1 has variant portable, rank 0 " "$work/log" || fail "the variant is not named"
+
+# A number of ranks that mpirun did not start.
+! "$mpirun" --bind-to none --oversubscribe -n 2 "${generate[@]}" --tp 3 > "$work/ranks" 2> "$work/log" || fail "--tp 3 of 2"
+grep -q -- "--tensor-parallel-size: 3, but mpirun started 2 ranks" "$work/log" || fail "--tp 3 of 2 is not named"
+
+# Two threads on one core are noticed.
+"$mpirun" --bind-to core --oversubscribe -n 1 true 2> /dev/null && if [ "$(nproc)" -gt 1 ]; then
+    "$mpirun" --bind-to core --oversubscribe -n 2 "${alone[@]}" --threads 2 > "$work/ranks" 2> "$work/log" || fail "bound ranks"
+    grep -q "rank 1: 2 threads share 1 of the machine's" "$work/log" || fail "bound ranks are not noticed"
+fi
+
+# A rank that is killed ends all.
+"$mpirun" --bind-to none --oversubscribe -n 2 "$espalier" generate "$model" abc -n 400 --ignore-eos --threads 1 \
+    --speculation-memory off --speculate off --json > "$work/ranks" 2> "$work/log" &
+launcher=$!
+killed=
+for _ in $(seq 600); do
+    for rank in $(pgrep -P "$launcher" || true); do
+        if tr '\0' '\n' < "/proc/$rank/environ" 2> /dev/null | grep -qx OMPI_COMM_WORLD_RANK=1; then killed=$rank; fi
+    done
+    [ -n "$killed" ] && break
+    sleep 0.05
+done
+[ -n "$killed" ] || fail "rank 1 did not start"
+kill -9 "$killed"
+! wait "$launcher" || fail "a killed rank is no failure"
