@@ -103,7 +103,7 @@ struct ModelConfig {
     bool tie_word_embeddings = false;
     // 128 where quantization_config is FP8 in blocks, 0 where each matrix has one scale.
     std::optional<std::int64_t> fp8_block;
-    Quantization quantization;              // other kinds
+    Quantization quantization;  // other kinds
     // Of heads, where config.json describes them apart; otherwise they may be stored as the others.
     std::optional<Quantization> head_quantization = {};
     // How the quantized ones among these are stored. matrix: without ".weight".

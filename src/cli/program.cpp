@@ -95,7 +95,7 @@ int run(int argc, char** argv) {
         app.get_subcommands({}).back()->group(command.group);
     }
     commands.push_back(add_follow_rank(app));  // not in the help
-    app.footer(kExamples);  // after the commands, which would inherit it
+    app.footer(kExamples);                     // after the commands, which would inherit it
     require_decimal_integers(app);
     try {
         app.parse(argc, argv);

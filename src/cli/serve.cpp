@@ -242,8 +242,9 @@ std::string drafts_text(const runtime::DrafterChoice& drafters, const runtime::M
 std::string grant_text(const runtime::EngineOptions& engine,
                        const runtime::DrafterChoice& drafters) {
     if (!drafters.any()) return "no drafts";
-    return engine.grant == engine::NodeGrant::measured ? "as many drafts a step as are measured to pay"
-                                      : "every draft that fits a step, whether or not it pays";
+    return engine.grant == engine::NodeGrant::measured
+               ? "as many drafts a step as are measured to pay"
+               : "every draft that fits a step, whether or not it pays";
 }
 
 std::string memory_text(const runtime::EngineOptions& engine,
