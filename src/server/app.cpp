@@ -117,14 +117,14 @@ const App::Route App::kRoutes[] = {
     {"GET", "/metrics", false, false, &App::metrics, "Metrics as Prometheus' text"},
     {"GET", "/v1/models", false, true, &App::models, "The models"},
     {"GET", "/v1/models/*", false, true, &App::one_model, "One model"},
-    {"POST", "/v1/completions", false, true, &App::completions, "Continue texts",
+    {"POST", path_of(Api::completions), false, true, &App::completions, "Continue texts",
      form_of(Api::completions).describe},
-    {"POST", "/v1/chat/completions", false, true, &App::chat, "Answer a chat",
+    {"POST", path_of(Api::chat), false, true, &App::chat, "Answer a chat",
      form_of(Api::chat).describe},
-    {"POST", "/v1/responses", false, true, &App::responses, "Answer items, as OpenAI's newer API",
-     form_of(Api::responses).describe},
-    {"POST", "/v1/messages", false, true, &App::messages, "Answer messages, as Anthropic's API",
-     form_of(Api::messages).describe},
+    {"POST", path_of(Api::responses), false, true, &App::responses,
+     "Answer items, as OpenAI's newer API", form_of(Api::responses).describe},
+    {"POST", path_of(Api::messages), false, true, &App::messages,
+     "Answer messages, as Anthropic's API", form_of(Api::messages).describe},
     {"POST", "/v1/messages/count_tokens", false, true, &App::count_tokens,
      "Count the tokens of messages", describe_count_tokens},
     {"POST", "/apply-template", false, true, &App::apply_template, "Render a chat",
@@ -230,8 +230,13 @@ std::optional<ApiError> App::unready() const {
     return std::nullopt;
 }
 
+const char* App::label_of(std::string_view path) {
+    const Route* route = find_route({}, path);
+    return route != nullptr ? route->path : "other";
+}
+
 HttpResponse App::counted(const ApiError& error, std::string_view path) {
-    metrics_.count_response(error.status);
+    metrics_.count_response(error.status, label_of(path));
     return error_response(error, path);
 }
 
@@ -245,7 +250,7 @@ HttpResponse App::refusal(int status, const std::string& message, const std::str
 std::optional<HttpResponse> App::preflight(const HttpRequest& head) {
     if (head.method != "OPTIONS" || !allows_origin(head.origin)) return std::nullopt;
     if (const auto error = guard_.check(head, true)) return counted(*error, head.path);
-    metrics_.count_response(204);
+    metrics_.count_response(204, label_of(head.path));
     return HttpResponse{.status = 204,
                         .body = {},
                         .headers = {{"Access-Control-Allow-Methods", "GET, POST"},
@@ -263,7 +268,7 @@ HttpResponse App::wrong_method(const HttpRequest& head) {
     const std::string_view method = other != nullptr ? other->method : "GET, HEAD, POST";
     HttpResponse response{.status = 204, .body = {}};
     if (asks)
-        metrics_.count_response(204);
+        metrics_.count_response(204, label_of(head.path));
     else
         response = counted(
             {.status = 405, .message = fmt::format("{} wants {}", head.path, method)}, head.path);
@@ -296,7 +301,7 @@ void App::handle(HttpRequest request, std::shared_ptr<Exchange> exchange) {
 }
 
 void App::send(const std::shared_ptr<Exchange>& exchange, const HttpResponse& response) {
-    metrics_.count_response(response.status);
+    metrics_.count_response(response.status, label_of(exchange->access().path));
     exchange->respond(response);
 }
 

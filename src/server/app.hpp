@@ -63,6 +63,8 @@ class App final : public HttpHandler {
     static const Route kRoutes[];
     static bool is_probe(const Route& route);
     static const Route* find_route(std::string_view method, std::string_view path);
+    // A path as metrics name it.
+    static const char* label_of(std::string_view path);
     // HEAD goes where GET goes; the session keeps the body. So does OPTIONS of a probe, which is
     // what load balancers ask by.
     static const Route* route_of(const HttpRequest& head);

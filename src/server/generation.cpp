@@ -48,6 +48,7 @@ Generation::Generation(const GenerationContext& context, std::shared_ptr<const S
     : context_(context),
       model_(std::move(model)),
       form_(form_of(api)),
+      path_(path_of(api)),
       caller_(std::move(caller)),
       hold_(caller_.key),
       exchange_(std::move(exchange)),
@@ -316,7 +317,7 @@ void Generation::succeed(std::string out) {
     std::int64_t longest = 0;
     for (const Seen& seen : seen_) longest = std::max(longest, seen.tokens);
     context_.metrics.observe_request(shape_, longest);
-    context_.metrics.count_response(200);
+    context_.metrics.count_response(200, path_);
     if (stream_) {
         exchange_->write(std::move(out));
         exchange_->finish();
@@ -328,7 +329,7 @@ void Generation::succeed(std::string out) {
 
 // A stream that has begun has sent its status: the error is its last event.
 void Generation::fail(const ApiError& error, std::string out) {
-    context_.metrics.count_response(error.status);
+    context_.metrics.count_response(error.status, path_);
     if (stream_) {
         exchange_->write(std::move(out) + reply_->failed(error));
         exchange_->finish();
@@ -340,7 +341,7 @@ void Generation::fail(const ApiError& error, std::string out) {
 
 void Generation::closed() {
     if (!exchange_) return;
-    context_.metrics.count_response(499);  // as nginx counts clients that went
+    context_.metrics.count_response(499, path_);  // as nginx counts clients that went
     over();
 }
 

@@ -100,6 +100,7 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
     const GenerationContext& context_;
     const std::shared_ptr<const ServedModel> model_;
     const ApiForm& form_;
+    const char* const path_;
     const Caller caller_;
     KeyHold hold_;
     std::shared_ptr<Exchange> exchange_;

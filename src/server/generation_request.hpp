@@ -23,6 +23,19 @@ namespace espalier::server {
 enum class Api { completions, chat, messages, responses };
 // The prompt is a chat, through the model's template.
 constexpr bool is_chat(Api api) { return api != Api::completions; }
+constexpr const char* path_of(Api api) {
+    switch (api) {
+        case Api::completions:
+            return "/v1/completions";
+        case Api::chat:
+            return "/v1/chat/completions";
+        case Api::messages:
+            return "/v1/messages";
+        case Api::responses:
+            return "/v1/responses";
+    }
+    return "";
+}
 // Names that APIs have for the same field.
 constexpr const char* prompt_field(Api api) {
     if (api == Api::responses) return "input";

@@ -278,9 +278,11 @@ void Metrics::append_own(const Writer& out, const EngineStatus* status,
                   {"variant", facts.model->variant},
                   {"max_model_len", std::to_string(facts.model->max_model_len)}});
     out.one("http_connections", "gauge", "Open connections", number(facts.connections));
-    out.head("http_responses_total", "counter", "Answers, by status");
-    for (const auto& [code, count] : responses_)
-        out.value("http_responses_total", fmt::format(",code=\"{}\"", code), number(count));
+    out.head("http_responses_total", "counter", "Answers, by status and path");
+    for (const auto& [which, count] : responses_)
+        out.value("http_responses_total",
+                  fmt::format(",code=\"{}\",path=\"{}\"", which.second, which.first),
+                  number(count));
     if (status != nullptr) {
         for (const Metric& metric : engine::engine_metrics())
             if (!metric.is_vllms) out.metric(metric, *status);

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/mailbox.hpp"
@@ -85,7 +86,8 @@ class Metrics {
     void observe_request(const RequestShape& shape, std::int64_t longest);
     // Tokens came together after a wait; they share it.
     void observe_gap(double seconds, std::int64_t tokens);
-    void count_response(int status) { ++responses_[status]; }
+    // path: of the route, so that clients cannot make up series.
+    void count_response(int status, const char* path) { ++responses_[{path, status}]; }
 
     // status: none while the model loads.
     std::string text(MetricsNames names, const engine::EngineStatus* status,
@@ -118,8 +120,8 @@ class Metrics {
         kMaxTokens,
         kChoices,
     };
-    std::vector<Named> histograms_;  // by Index
-    std::map<int, std::int64_t> responses_;
+    std::vector<Named> histograms_;                                  // by Index
+    std::map<std::pair<std::string, int>, std::int64_t> responses_;  // by path and status
 };
 
 // docs/metrics.md: every family of a server that has all there is to tell.

@@ -46,7 +46,7 @@ std::string labels_in(const std::string& sample) {
 
 std::string metrics_page() {
     Metrics metrics;
-    metrics.count_response(200);
+    metrics.count_response(200, "/v1/completions");
     engine::EngineStatus status;
     status.drafters = {"ngram"};
     status.sums.steps.accepted_at_depth[1] = 1;

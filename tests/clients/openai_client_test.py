@@ -6,6 +6,7 @@ openai_client_test.mjs is the same list with the client for JavaScript. `make te
 import asyncio
 import json
 import pathlib
+import subprocess
 import sys
 import tempfile
 import typing
@@ -70,6 +71,27 @@ class OpenAiClient(unittest.TestCase):
         self.assertEqual(self.chat().choices[0].message.content, choice.message.content)
         parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in MESSAGES]
         self.assertEqual(self.chat(messages=parts).choices[0].message.content, choice.message.content)
+
+    def test_texts_are_those_of_generate(self):
+        rendered = self.client.post("../apply-template", cast_to=object, body={"messages": MESSAGES})["prompt"]
+        rendered = rendered.removeprefix("<｜begin▁of▁sentence｜>")  # generate writes it itself
+        for seed, temperature in ((1, 0.0), (2, 0.8), (3, 1.2)):
+            def generated(prompt):
+                return subprocess.run(
+                    [BINARY, "generate", MODEL, "-n", "24", "--seed", str(seed), "--temperature", str(temperature), "--special",
+                     "-p", prompt], check=True, capture_output=True, text=True).stdout
+            asked = {"seed": seed, "temperature": temperature}
+            self.assertIn(PROMPT + self.complete(**asked).choices[0].text, generated(PROMPT))
+            self.assertIn(self.chat(**asked).choices[0].message.content, generated(rendered))
+
+    def test_a_prediction_is_accepted_and_changes_nothing(self):
+        plain = self.chat(max_tokens=60).choices[0].message.content
+        for expected in (plain, plain[:40] + " something else"):
+            whole = self.chat(max_tokens=60, prediction={"type": "content", "content": expected})
+            self.assertEqual(whole.choices[0].message.content, plain)
+        details = whole.usage.completion_tokens_details
+        self.assertGreaterEqual(details.accepted_prediction_tokens, 0)
+        self.assertGreaterEqual(details.rejected_prediction_tokens, 0)
 
     def test_completions(self):
         whole = self.complete()

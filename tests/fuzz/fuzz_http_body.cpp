@@ -19,6 +19,7 @@ void check(const espalier::server::GenerationRequest& request) {
     require(engine.choices >= 1 && engine.choices <= engine::kMaxChoices);
     require(engine.output.max_tokens >= 0);
     require(engine.output.max_tokens > 0 || engine.output.prompt_top_logprobs);
+    require(!request.prompt_logprobs || (!request.stream && engine.output.prompt_top_logprobs));
     require(engine.output.top_logprobs >= 0 &&
             engine.output.top_logprobs <= accept::kMaxTopLogprobs);
     require(engine.output.stop.size() <= accept::kMaxStopStrings);

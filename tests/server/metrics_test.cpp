@@ -46,7 +46,7 @@ TEST(Histogram, CountsWhatIsAtABoundBelowIt) {
 // the allowed form, counters ending in _total.
 TEST(Metrics, TheTextIsWellFormedAndEveryFamilyIsThereOnce) {
     Metrics metrics;
-    metrics.count_response(200);
+    metrics.count_response(200, "/v1/completions");
     engine::EngineStatus status;
     status.sums.steps.accepted_at_depth[3] = 5;
     const std::string text = metrics.text(MetricsNames::both, &status,

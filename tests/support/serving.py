@@ -20,8 +20,8 @@ class Server:
             stderr=subprocess.PIPE, text=True, env=os.environ | (environment or {}))
         for line in self.process.stderr:
             self.log.append(line)
-            if found := re.search(r"listening on http://[^\s\"]+:(\d+)", line):
-                self.root = f"http://127.0.0.1:{found.group(1)}"
+            if found := re.search(r"listening on (https?)://[^\s\"]+:(\d+)", line):
+                self.root = f"{found.group(1)}://127.0.0.1:{found.group(2)}"
             if "is ready" in line:
                 break
         else:

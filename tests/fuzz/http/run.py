@@ -210,8 +210,6 @@ class Fuzzed(Server):
             flags += ["--tls-cert", cert, "--tls-key", key]
         self.context = trusting() if tls else None
         super().__init__(binary, model, "--api-key", KEY, *LIMITS, *flags)
-        if tls:
-            self.root = self.root.replace("http://", "https://")
 
     def get(self, path, key=KEY):
         request = urllib.request.Request(self.root + path, headers={"Authorization": f"Bearer {key or KEY}"})
