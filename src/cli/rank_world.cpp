@@ -155,7 +155,7 @@ RankWorld::~RankWorld() {
     channel_->send_end(engine::Command::stop);
 }
 
-// What RankWorld starts; no command of a user's.
+// The command that RankWorld starts; not one of a user's.
 Run add_follow_rank(CLI::App& app) {
     const auto flags = std::make_shared<FollowFlags>();
     CLI::App* command = app.add_subcommand(kFollowRank, "A rank that another process started");

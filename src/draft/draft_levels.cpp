@@ -232,8 +232,8 @@ Expected<void> ModelDrafter::run_pass(const Level& level) {
     return {};
 }
 
-// Where several ranks hold the model nothing is recorded, and a CPU's memory is the host's: what
-// was laid can be read here.
+// Passes of several ranks are not recorded, and a CPU's memory is the host's: a level that was laid
+// can be read here.
 void ModelDrafter::tell_level(const Level& level) {
     const auto bytes = batch::BatchLayout(level.capacity).bytes;
     echo_->level(level.capacity, {passes_->level_memory(), bytes},

@@ -75,7 +75,7 @@ std::span<std::int32_t> SharedTables::pages(std::int32_t row, std::size_t count)
     return std::span(entries_).subspan(static_cast<std::size_t>(row * stride_), count);
 }
 
-// Of each row the pages from the first that differs to the last.
+// Each row with its pages from the first that differs to the last.
 void SharedTables::write(FlatWriter& writer, std::span<const batch::BlockTableRow> tables) {
     writer.number(static_cast<std::uint64_t>(tables.size()));
     for (const batch::BlockTableRow& table : tables) {

@@ -48,7 +48,7 @@ class Follower {
     bool reserved_ = false;
     std::int64_t last_tokens_ = 0;  // of the last step: the taps that are there
     SlotMoves moves_;
-    // Of drafts.
+    // The draft model's.
     SharedBatches levels_;
     std::optional<batch::BatchView> roots_;  // the last ones
     std::int64_t level_nodes_ = 0;           // of the last level: the states that are there

@@ -38,7 +38,7 @@ class RankChannel {
     // For destructors: a rank that is gone has nothing to end.
     void send_end(Command command) noexcept;
 
-    // What each other rank says of the last command: [count], this rank's is empty. An error: the
+    // Answers of the other ranks to the last command: [count], this rank's is empty. An error: the
     // first rank that could not carry it out, by name, with its reason.
     Expected<std::vector<std::vector<std::byte>>> answers();
 

@@ -17,7 +17,7 @@
 
 namespace espalier::parallel {
 
-// What mpirun told this process by the environment; none: it was not started by mpirun, or alone.
+// Variables that mpirun set for this process; none: it was not started by mpirun, or alone.
 struct MpiWorld {
     int rank = 0, count = 1;
     int on_machine = 1;  // ranks
@@ -26,7 +26,7 @@ std::optional<MpiWorld> mpi_world();
 
 class MpiRanks final : public Ranks {
   public:
-    // Of libespalier-mpi.so, beside the program or in lib/espalier beside its folder.
+    // Opens libespalier-mpi.so, beside the program or in lib/espalier beside its folder.
     static Expected<std::unique_ptr<MpiRanks>> join(std::chrono::seconds timeout);
     // For tests: over any such functions. The world was joined.
     MpiRanks(const MpiCalls& calls, int rank, int count, std::chrono::seconds timeout)

@@ -26,7 +26,7 @@ class OpenOnRanks {
     engine::RankChannel& channel_;
 };
 
-// What the others are to open, of options with a channel.
+// The model that the others are to open, of options with a channel.
 RankModel rank_model(const checkpoint::Checkpoint& checkpoint, const LoadOptions& options);
 
 // Asks every rank what it has, and leaves in `facts` the numbers of the rank with the least room

@@ -32,7 +32,7 @@ struct RankModel {
 void write(FlatWriter& writer, const RankModel& model);
 Expected<RankModel> read_rank_model(FlatReader& reader);
 
-// What sizes are derived from, of one rank.
+// Numbers of one rank that sizes are derived from.
 struct RankNumbers {
     std::string machine;  // its name and boot
     std::int64_t memory_bytes = 0, weight_bytes = 0, page_bytes = 0;
@@ -50,7 +50,7 @@ struct RankEngine {
 void write(FlatWriter& writer, const RankEngine& engine);
 Expected<RankEngine> read_rank_engine(FlatReader& reader);
 
-// What must be the same on all ranks, by name.
+// Facts that must be the same on all ranks, by name.
 struct RankFact {
     std::string name, value;
     bool operator==(const RankFact&) const = default;

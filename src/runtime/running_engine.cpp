@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "espalier/version.hpp"
+#include "parallel/ranks.hpp"
 #include "replay/convert.hpp"
 #include "runtime/engine_parts.hpp"
 #include "runtime/identity.hpp"
@@ -56,6 +57,7 @@ Expected<SpeculationMemory> memory_for(const ModelFiles& files, const LoadedMode
         .drafters = drafters.names(),
         .machine = machine_name(),
         .threads = loaded.device->workers()};
+    if (loaded.ranks != nullptr) key.machine += fmt::format(", {} ranks", loaded.ranks->count());
     ESPALIER_ASSIGN_OR_RETURN(key.identity,
                               identity_without_model(*files.checkpoint, loaded.identity_options(),
                                                      options.prefill_segment));

@@ -42,18 +42,27 @@ grep -q -- "--tensor-parallel-size: 3, but mpirun started 2 ranks" "$work/log" |
     grep -q "rank 1: 2 threads share 1 of the machine's" "$work/log" || fail "bound ranks are not noticed"
 fi
 
-# A rank that is killed ends all.
-"$mpirun" --bind-to none --oversubscribe -n 2 "$espalier" generate "$model" abc -n 400 --ignore-eos --threads 1 \
-    --speculation-memory off --speculate off --json > "$work/ranks" 2> "$work/log" &
-launcher=$!
-killed=
-for _ in $(seq 600); do
-    for rank in $(pgrep -P "$launcher" || true); do
-        if tr '\0' '\n' < "/proc/$rank/environ" 2> /dev/null | grep -qx OMPI_COMM_WORLD_RANK=1; then killed=$rank; fi
+# A rank that is killed, or stopped, ends all.
+for signal in KILL STOP; do
+    "$mpirun" --bind-to none --oversubscribe -n 2 "$espalier" generate "$model" abc -n 450 --ignore-eos --threads 1 \
+        --speculation-memory off --speculate off --rank-timeout-seconds 1 > "$work/ranks" 2> "$work/log" &
+    launcher=$!
+    other=
+    for _ in $(seq 600); do
+        for rank in $(pgrep -P "$launcher" || true); do
+            if tr '\0' '\n' < "/proc/$rank/environ" 2> /dev/null | grep -qx OMPI_COMM_WORLD_RANK=1; then other=$rank; fi
+        done
+        # It computes: rank 0 has written.
+        [ -n "$other" ] && [ -s "$work/ranks" ] && break
+        sleep 0.05
     done
-    [ -n "$killed" ] && break
-    sleep 0.05
+    [ -n "$other" ] || fail "rank 1 did not start"
+    kill -$signal "$other"
+    ! wait "$launcher" || fail "a rank that is gone is no failure"
+    [ $signal = KILL ] || grep -q "rank 1: no answer for 1 s" "$work/log" || fail "a stopped rank is not named"
+    for _ in $(seq 200); do
+        [ -d "/proc/$other" ] || break
+        sleep 0.05
+    done
+    [ ! -d "/proc/$other" ] || fail "rank 1 is left"
 done
-[ -n "$killed" ] || fail "rank 1 did not start"
-kill -9 "$killed"
-! wait "$launcher" || fail "a killed rank is no failure"

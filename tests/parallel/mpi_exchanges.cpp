@@ -16,7 +16,7 @@ namespace {
 using namespace espalier;
 using Bytes = std::vector<std::byte>;
 
-// What rank `from` gives rank `to` in exchange `serial`: known to every rank.
+// Bytes that rank `from` gives rank `to` in exchange `serial`: known to every rank.
 Bytes bytes_of(int from, int to, int serial, std::size_t count) {
     Bytes bytes(count);
     std::mt19937_64 noise(static_cast<std::uint64_t>((serial * 64 + from) * 64 + to));
