@@ -127,9 +127,10 @@ Expected<std::unique_ptr<RankWorld>> RankWorld::start(const RankFlags& flags,
         return fail_field(ErrorKind::unsupported, "tensor_parallel_size",
                           "{}, but the model runs on a GPU: several ranks are for the CPU",
                           mpi ? mpi->count : flags.count);
+    const std::chrono::seconds timeout(flags.timeout_seconds);
     if (mpi) {
         ESPALIER_ASSIGN_OR_RETURN(made->mpi_, join_mpi(*mpi, flags, load));
-        made->channel_.emplace(*made->mpi_);
+        made->channel_.emplace(*made->mpi_, timeout);
     } else {
         load.threads = threads_of(load.threads, cores_here(), flags.count);
         const auto words = [&](int rank, int descriptor) -> std::vector<std::string> {
@@ -138,10 +139,9 @@ Expected<std::unique_ptr<RankWorld>> RankWorld::start(const RankFlags& flags,
                     "--rank",    std::to_string(rank), "--rank-timeout-seconds",
                     seconds};
         };
-        ESPALIER_ASSIGN_OR_RETURN(
-            made->processes_, parallel::RankProcesses::start(
-                                  flags.count, words, std::chrono::seconds(flags.timeout_seconds)));
-        made->channel_.emplace(made->processes_->ranks());
+        ESPALIER_ASSIGN_OR_RETURN(made->processes_,
+                                  parallel::RankProcesses::start(flags.count, words, timeout));
+        made->channel_.emplace(made->processes_->ranks(), timeout);
     }
     load.channel = &*made->channel_;
     return made;

@@ -37,6 +37,10 @@ enum class Command : std::uint32_t {
 };
 inline constexpr std::uint32_t kCommands = static_cast<std::uint32_t>(Command::beat) + 1;
 std::string_view name_of(Command command);
+// Commands that set up and are answered: they take as long as they take.
+constexpr bool is_setup(Command command) {
+    return command == Command::measure || command == Command::open || command == Command::target;
+}
 
 // Bytes of a command at most: a step of 2^20 tokens takes 40 MB.
 inline constexpr std::size_t kMostCommandBytes = std::size_t{1} << 26;

@@ -14,6 +14,7 @@ void RankChannel::send_end(Command command) noexcept {
 }
 
 Expected<std::vector<std::vector<std::byte>>> RankChannel::answers() {
+    const Unhurried unhurried(*this);
     const auto received = ranks_.gather({}, 0, kMostAnswerBytes);
     std::vector<std::vector<std::byte>> answers(received.size());
     std::optional<Error> refused;

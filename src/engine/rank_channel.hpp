@@ -3,6 +3,7 @@
 // One thread at a time. Every call throws parallel::RankLost when a rank is gone.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -19,10 +20,30 @@ inline constexpr std::size_t kMostAnswerBytes = std::size_t{1} << 20;
 
 class RankChannel {
   public:
-    // On rank 0; the ranks outlive it.
-    explicit RankChannel(parallel::Ranks& ranks) : ranks_(ranks) {}
+    // On rank 0; the ranks outlive it. timeout: without an answer in a step.
+    explicit RankChannel(parallel::Ranks& ranks,
+                         std::chrono::seconds timeout = std::chrono::seconds(30))
+        : ranks_(ranks), timeout_(timeout) {
+        ranks_.set_timeout(timeout);
+    }
 
     parallel::Ranks& ranks() const { return ranks_; }
+
+    // While it lives there is no limit: reading weights takes one rank longer than another.
+    class Unhurried {
+      public:
+        explicit Unhurried(RankChannel& channel) : channel_(channel) {
+            if (channel_.unhurried_++ == 0) channel_.ranks_.set_timeout(std::chrono::seconds(0));
+        }
+        ~Unhurried() {
+            if (--channel_.unhurried_ == 0) channel_.ranks_.set_timeout(channel_.timeout_);
+        }
+        Unhurried(const Unhurried&) = delete;
+        Unhurried& operator=(const Unhurried&) = delete;
+
+      private:
+        RankChannel& channel_;
+    };
 
     // fill: writes what follows the command's head.
     template <typename Fill>
@@ -44,8 +65,10 @@ class RankChannel {
 
   private:
     parallel::Ranks& ranks_;
+    std::chrono::seconds timeout_;
     std::vector<std::byte> buffer_;
     std::uint64_t serial_ = 0;
+    int unhurried_ = 0;
 };
 
 // The other end: sends an answer. fill: writes it where the command was carried out.

@@ -75,6 +75,7 @@ Expected<EngineParts> make_engine_parts(LoadedModel& loaded, const DrafterChoice
         return make_here(loaded, drafters, sizes, capture, tokenizer, nullptr);
     return without_loss([&]() -> Expected<EngineParts> {
         engine::RankChannel& channel = *loaded.channel;
+        const engine::RankChannel::Unhurried unhurried(channel);
         PartsOnRanks others(channel, {.sizes = sizes, .mtp = drafters.mtp});
         std::shared_ptr<engine::RankedPasses> passes;
         if (drafters.mtp)

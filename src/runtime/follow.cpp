@@ -136,9 +136,9 @@ Expected<void> follow(parallel::Ranks& ranks, std::chrono::seconds timeout) {
     for (std::uint64_t serial = 1;; ++serial) {
         ranks.set_timeout(std::chrono::seconds(0));
         ranks.broadcast(buffer, 0, engine::kMostCommandBytes);
-        ranks.set_timeout(timeout);
         FlatReader reader(buffer);
         auto command = engine::read_command(reader, serial);
+        if (command && !engine::is_setup(*command)) ranks.set_timeout(timeout);
         Expected<void> done;
         if (!command)
             done = tl::unexpected<Error>(command.error());

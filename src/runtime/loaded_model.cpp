@@ -165,6 +165,7 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
                           "{}, but the model runs on a GPU: several ranks are for the CPU",
                           options.channel->ranks().count());
     return without_loss([&]() -> Expected<LoadedModel> {
+        const engine::RankChannel::Unhurried unhurried(*options.channel);
         RankModel model = rank_model(*checkpoint, options);
         model.sizes = sizes;
         open_on_ranks(*options.channel, model);

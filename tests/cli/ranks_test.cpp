@@ -146,10 +146,10 @@ TEST(RankProcesses, OneTextForAnyNumber) {
 }
 
 TEST(RankProcesses, AKilledRankEndsAllByName) {
-    RankedProcess process(endless("3"));
+    RankedProcess process(endless("4"));
     ASSERT_TRUE(runs(process)) << process.output();
-    const std::vector<pid_t> ranks = process.ranks(2);
-    ASSERT_EQ(ranks.size(), 2u);
+    const std::vector<pid_t> ranks = process.ranks(3);
+    ASSERT_EQ(ranks.size(), 3u);
     ::kill(ranks[1], SIGKILL);
     const auto killed = std::chrono::steady_clock::now();
     EXPECT_EQ(process.wait(), 1);
@@ -177,13 +177,13 @@ TEST(RankProcesses, AHangingRankEndsAllAfterTheTimeout) {
 }
 
 TEST(RankProcesses, NoneOutlivesTheFirst) {
-    RankedProcess process(endless("3"));
+    RankedProcess process(endless("4"));
     ASSERT_TRUE(runs(process)) << process.output();
-    const std::vector<pid_t> ranks = process.ranks(2);
-    ASSERT_EQ(ranks.size(), 2u);
+    const std::vector<pid_t> ranks = process.ranks(3);
+    ASSERT_EQ(ranks.size(), 3u);
     ::kill(process.id(), SIGKILL);
     EXPECT_EQ(process.wait(), -SIGKILL);
-    EXPECT_TRUE(soon([&] { return is_gone(ranks[0]) && is_gone(ranks[1]); }));
+    EXPECT_TRUE(soon([&] { return is_gone(ranks[0]) && is_gone(ranks[1]) && is_gone(ranks[2]); }));
 }
 
 TEST(RankProcesses, RefusalsNameTheFlag) {
