@@ -26,6 +26,12 @@ void check_compositions(Trial& trial);
 void check_draft_levels(Trial& trial);
 // checks_first_slot.cpp
 void check_first_slot(Trial& trial);
+// checks_lists.cpp
+void check_lists(Trial& trial);
+// checks_select.cpp
+void check_select(Trial& trial);
+void check_select_flags(Trial& trial);
+void check_select_path(Trial& trial);
 // checks_graph.cpp
 void check_graph_safe(Trial& trial);
 // checks_refusal.cpp

@@ -38,6 +38,10 @@ constexpr std::array kChecks = {
     Check{"graph", "6 Graph-safe", Entry::absorbed, check_graph_safe},
     Check{"refusals", "7 No silent no-op", Entry::absorbed, check_no_silent_no_op},
     Check{"overflow", "8 Overflow-safe scores", Entry::absorbed, check_overflow_safe},
+    Check{"lists", "9 A list of keys is dense attention over it", Entry::lists, check_lists},
+    Check{"select", "10 The best keys by score, ties to the lower", Entry::select, check_select},
+    Check{"select-flags", "10 NaN flags its token alone", Entry::select, check_select_flags},
+    Check{"select-path", "10 A token chooses by what it sees", Entry::select, check_select_path},
     Check{"accuracy", "Accuracy", Entry::absorbed, check_accuracy},
     Check{"snr", "Accuracy: signal to noise", Entry::absorbed, check_signal_to_noise},
     Check{"outputs", "Accuracy: output types, no lse", Entry::absorbed, check_outputs},
@@ -62,6 +66,26 @@ Expected<void> ask_absorbed(Device& device, KvFormat format, const KeyDims& dims
     const Expected<Result> result = run_absorbed(device, batch);
     if (!result) return tl::unexpected<Error>(result.error());
     return {};
+}
+
+// The same call with a list.
+Expected<void> ask_lists(Device& device, KvFormat format, const KeyDims& dims, DType query) {
+    Random random(1);
+    Layout layout;
+    layout.dims = dims;
+    layout.page_tokens = 16;
+    layout.query = query;
+    const Batch batch(format, 1, {make_row(random, MaskKind::causal, 1, 1, 1)}, layout);
+    ESPALIER_ASSIGN_OR_RETURN(const PlacedBatch placed, PlacedBatch::place(device, batch));
+    ESPALIER_ASSIGN_OR_RETURN(PlacedOutput output,
+                              PlacedOutput::place(device, batch.tokens(), 1, dims.latent, {}));
+    const std::vector<std::int32_t> none(static_cast<std::size_t>(batch.tokens()), 0);
+    ESPALIER_ASSIGN_OR_RETURN(Buffer lists, device.allocate(none.size() * 4));
+    ESPALIER_RETURN_IF_ERROR(device.upload(lists.data(), none.data(), lists.bytes()));
+    AbsorbedCall call = absorbed_call(placed, batch, output, {});
+    call.lists = {lists.as<std::int32_t>(), lists.as<std::int32_t>(), 1};
+    return device.run(1, device.kernels().scratch_bytes(capacities_of(batch, {})),
+                      [&](OpContext& context) { return device.kernels().absorbed(context, call); });
 }
 
 Expected<void> ask_storage(Device& device, KvFormat format, const KeyDims& dims) {
@@ -110,6 +134,9 @@ Support ask(Device& device, KvFormat format, const KeyDims& dims) {
             support.prompt_queries.push_back(query);
     }
     support.storage = accepted(ask_storage(device, format, dims));
+    if (!support.queries.empty())
+        support.lists = accepted(ask_lists(device, format, dims, support.queries.front()));
+    support.select = accepted(device.kernels().check_indexer());
     return support;
 }
 
@@ -150,6 +177,10 @@ bool applies(const Check& check, const Support& support) {
             return !support.prompt_queries.empty();
         case Entry::storage:
             return support.storage;
+        case Entry::lists:
+            return support.lists;
+        case Entry::select:  // of index keys, whatever the latents are: with one format is enough
+            return support.select && support.format == KvFormat::bf16;
     }
     return false;
 }

@@ -26,6 +26,8 @@ struct Support {
     std::vector<DType> queries;         // of the absorbed entry; empty: it does not take the format
     std::vector<DType> prompt_queries;  // of the decompressed entry
     bool storage = false;               // append and compact
+    bool lists = false;                 // of keys, in the absorbed entry
+    bool select = false;                // their choice
     std::vector<std::string> refusals;  // in the kernels' own words
 };
 Support ask(Device& device, mla::KvFormat format, const KeyDims& dims = {});
@@ -47,7 +49,7 @@ struct Outcome {
 
 class Trial;
 
-enum class Entry { absorbed, decompressed, storage };
+enum class Entry { absorbed, decompressed, storage, lists, select };
 
 struct Check {
     std::string_view name;   // "garbage", as on the command line

@@ -156,6 +156,27 @@ Expected<void> check_heads_and_output(std::int32_t heads, DType out_dtype, const
     return {};
 }
 
+// The strides and what goes with lists; entries may be anything.
+Expected<void> check_list_arguments(const KeyLists& lists, const RaggedRows& rows) {
+    if (lists.count == nullptr) return {};
+    if (lists.stride < 0 || (lists.slots == nullptr && lists.stride > 0))
+        return fail(ErrorKind::invalid, "lists of {} keys at {}", lists.stride,
+                    lists.slots == nullptr ? "no address" : "an address");
+    if (rows.dcp_world > 1)
+        return fail(ErrorKind::unsupported, "lists of keys over {} context-parallel ranks",
+                    rows.dcp_world);
+    return {};
+}
+
+Expected<void> check_lists(const KeyLists& lists, const RaggedRows& rows) {
+    if (lists.count == nullptr) return {};
+    for (std::int64_t token = rows.q_indptr[0]; token < rows.q_indptr[rows.rows]; ++token)
+        if (lists.count[token] < -1 || lists.count[token] > lists.stride)
+            return fail(ErrorKind::invalid, "token {}: a list of {} keys, -1 to {} are possible",
+                        token, lists.count[token], lists.stride);
+    return {};
+}
+
 bool query_fits_cache(DType query, KvFormat format) {
     switch (format) {
         case KvFormat::f32:
@@ -220,13 +241,61 @@ Expected<void> check_absorbed_arguments(const AbsorbedCall& call) {
     if (call.partial_bytes < 0)
         return fail(ErrorKind::invalid, "{} bytes for partial results", call.partial_bytes);
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
-    return check_row_arguments(call.rows);
+    ESPALIER_RETURN_IF_ERROR(check_row_arguments(call.rows));
+    return check_list_arguments(call.lists, call.rows);
 }
 
 Expected<void> check_absorbed_arrays(const AbsorbedCall& call) {
     ESPALIER_RETURN_IF_ERROR(check_absorbed_arguments(call));
-    return check_row_arrays(call.rows, call.kv);
+    ESPALIER_RETURN_IF_ERROR(check_row_arrays(call.rows, call.kv));
+    return check_lists(call.lists, call.rows);
 }
+
+namespace {
+
+Expected<void> check_select_arguments(const SelectCall& call) {
+    if (call.heads < 1 || call.heads > kMaxHeads)
+        return fail(ErrorKind::unsupported, "{} heads of an indexer: 1 to {} are possible",
+                    call.heads, kMaxHeads);
+    if (call.q_dtype != DType::f32 && call.q_dtype != DType::bf16)
+        return fail(ErrorKind::unsupported, "index queries of {}: f32 and bf16 are possible",
+                    name_of(call.q_dtype));
+    if (call.keys.format != KvFormat::f32 && call.keys.format != KvFormat::bf16)
+        return fail(ErrorKind::unsupported, "index keys of {}: f32 and bf16 are possible",
+                    name_of(call.keys.format));
+    ESPALIER_RETURN_IF_ERROR(check_pages(call.keys));
+    if (call.keys.dims.rope != 0)
+        return fail(ErrorKind::invalid, "index keys of {} + {} columns: the second is 0",
+                    call.keys.dims.latent, call.keys.dims.rope);
+    ESPALIER_RETURN_IF_ERROR(check_row_arguments(call.rows));
+    ESPALIER_RETURN_IF_ERROR(check_list_arguments(call.lists, call.rows));
+    if (call.top_k < 1 || call.lists.count == nullptr || call.lists.stride < call.top_k)
+        return fail(ErrorKind::invalid, "lists of {} keys for the best {}",
+                    call.lists.count == nullptr ? 0 : call.lists.stride, call.top_k);
+    if (call.rows.token_end > 0 && (call.q == nullptr || call.weights == nullptr))
+        return fail(ErrorKind::invalid, "{} query tokens without index {}", call.rows.token_end,
+                    call.q == nullptr ? "queries" : "weights");
+    return {};
+}
+
+}  // namespace
+
+Expected<void> check_select_arrays(const SelectCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_select_arguments(call));
+    ESPALIER_RETURN_IF_ERROR(check_row_arrays(call.rows, call.keys));
+    for (std::int32_t b = 0; b < call.rows.rows; ++b)
+        if (call.rows.q_indptr[b + 1] > call.rows.q_indptr[b] &&
+            call.rows.mask[b] == MaskKind::dense)
+            return fail(ErrorKind::unsupported, "row {}: keys chosen with a dense mask", b);
+    return {};
+}
+
+Expected<void> Kernels::check_indexer() const {
+    return fail(ErrorKind::unsupported,
+                "sparse attention, whose indexer chooses keys, is not there on this device; the "
+                "CPU has it");
+}
+Expected<void> Kernels::select(OpContext&, const SelectCall&) const { return check_indexer(); }
 
 Expected<void> check_decompressed_arguments(const DecompressedCall& call) {
     ESPALIER_RETURN_IF_ERROR(
@@ -351,6 +420,8 @@ Expected<void> check_cuda_address(const void* address, std::string_view name) {
 
 Expected<void> check_cuda_capacities(const AbsorbedCall& call) {
     const RaggedRows& rows = call.rows;
+    if (call.lists.count != nullptr)
+        return fail(ErrorKind::unsupported, "attention over lists of keys on CUDA");
     const std::int64_t packed = std::int64_t{rows.max_q_len} * call.heads;
     if (packed >= kMostPackedRows)
         return fail(ErrorKind::unsupported,

@@ -19,6 +19,7 @@ Expected<void> check_absorbed_arguments(const AbsorbedCall& call);
 Expected<void> check_decompressed_arrays(const DecompressedCall& call);
 Expected<void> check_decompressed_arguments(
     const DecompressedCall& call);  // not the up-projections
+Expected<void> check_select_arrays(const SelectCall& call);
 Expected<void> check_append_arrays(const AppendCall& call);
 Expected<void> check_append_arguments(const AppendCall& call);
 Expected<void> check_compact_arrays(const CompactCall& call);

@@ -19,6 +19,7 @@ namespace espalier::mla {
 // null.
 struct AbsorbedCall {
     RaggedRows rows;
+    KeyLists lists;  // the oracle and the CPU: keys by list, as dense attention over it
     std::int32_t heads = 0;
     const std::byte* q = nullptr;
     DType q_dtype = DType::bf16;
@@ -99,6 +100,27 @@ struct CompactCall {
     KvPages kv;
 };
 
+// Entry 5. The keys that tokens of sparse attention choose: of those a token sees, the top_k of
+// highest index score, ties to the lower slot, in ascending order. Its score for a key is
+//   Σ_h weights[h] · weight_scale · max(0, scale · dot(q[h], key))
+// over ascending heads; −0 counts as 0, NaN as less than all numbers, and sets nonfinite[token]
+// = 1. A score depends on the token's query and weights and on the key alone, so the choice does on
+// what the token sees: not on the batch, nor on a tree's other branches. A token that sees at most
+// top_k keys gets count −1: it attends to all of them.
+struct SelectCall {
+    RaggedRows rows;                 // of any mask but a dense one
+    std::int32_t heads = 0;          // of the indexer
+    const std::byte* q = nullptr;    // [token_end, heads, width]
+    DType q_dtype = DType::bf16;     // or f32
+    const float* weights = nullptr;  // [token_end, heads]
+    float weight_scale = 1.0f;
+    KvPages keys;  // bf16 or f32, of dims {width, 0}
+    float scale = 0.0f;
+    std::int64_t top_k = 0;
+    KeyLists lists;                     // stride ≥ top_k
+    std::uint8_t* nonfinite = nullptr;  // [token_end]
+};
+
 // The largest call that scratch must do for.
 struct Capacities {
     std::int32_t heads = 0;
@@ -113,6 +135,8 @@ struct Capacities {
     bool invariant = true;           // as absorbed calls are, all of them
     bool dense = false;              // calls may bring a custom_mask
     bool decompressed = true;        // there may be decompressed calls too
+    std::int32_t index_heads = 0;    // of select calls; 0: there are none
+    std::int64_t index_width = 0;
 };
 
 Capacities capacities_of(const AbsorbedCall& call);
@@ -129,6 +153,9 @@ class Kernels {
     virtual Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const = 0;
     virtual Expected<void> append(OpContext& context, const AppendCall& call) const = 0;
     virtual Expected<void> compact(OpContext& context, const CompactCall& call) const = 0;
+    // Those that have no such entry refuse it, and say so before a model's weights are read.
+    virtual Expected<void> select(OpContext& context, const SelectCall& call) const;
+    virtual Expected<void> check_indexer() const;
     // True if attention over such keys and heads is possible here; each call checks it again.
     virtual Expected<void> check_dims(const KeyDims&, const HeadDims&) const { return {}; }
     // Arena bytes that any call within these capacities may take.

@@ -137,6 +137,68 @@ std::vector<double> read_query(const std::byte* q, DType dtype, double q_scale, 
     return query;
 }
 
+// Keys of token i's list, of the row's, in its order.
+struct ListedKeys {
+    std::vector<double> keys;
+    std::int64_t count = -1;  // there is no list
+};
+
+ListedKeys listed_keys(const AbsorbedCall& call, std::int32_t b, std::int64_t i,
+                       const std::vector<double>& keys) {
+    const auto& [slots, counts, stride] = call.lists;
+    const std::int64_t token = call.rows.q_indptr[b] + i, columns = call.kv.dims.key();
+    ListedKeys listed;
+    if (counts == nullptr || counts[token] < 0) return listed;
+    listed.count = 0;
+    for (std::int64_t k = 0; k < counts[token]; ++k) {
+        const std::int64_t slot = slots[token * stride + k];
+        if (slot < call.rows.first_slot || slot >= call.rows.kv_len[b]) continue;
+        const auto key = keys.begin() + slot * columns;
+        listed.keys.insert(listed.keys.end(), key, key + columns);
+        ++listed.count;
+    }
+    return listed;
+}
+
+std::vector<double> score_all(std::int64_t count, const double* q, const double* keys,
+                              std::int64_t columns, double scale) {
+    std::vector<double> scores(static_cast<std::size_t>(count));
+    for (std::int64_t c = 0; c < count; ++c)
+        scores[static_cast<std::size_t>(c)] = scale * dot_product(q, keys + c * columns, columns);
+    return scores;
+}
+
+// Index scores of token i for the keys it sees, by slot.
+struct IndexScore {
+    double score;
+    std::int32_t slot;
+
+    // Descending; NaN comes last.
+    bool before(const IndexScore& other) const {
+        return std::isnan(other.score) ? !std::isnan(score) : score > other.score;
+    }
+};
+
+std::vector<IndexScore> index_scores(const SelectCall& call, std::int32_t b, std::int64_t i,
+                                     const std::vector<double>& keys) {
+    const std::int64_t width = call.keys.dims.latent, token = call.rows.q_indptr[b] + i;
+    std::vector<IndexScore> scores;
+    const std::vector<double> q = read_query(call.q, call.q_dtype, 1.0, token, call.heads * width);
+    for (std::int32_t c = 0; c < call.rows.kv_len[b]; ++c) {
+        if (!visible(call.rows, b, i, c)) continue;
+        double score = 0.0;
+        for (std::int64_t head = 0; head < call.heads; ++head) {
+            const double weight = static_cast<double>(call.weights[token * call.heads + head]) *
+                                  static_cast<double>(call.weight_scale);
+            const double dot = static_cast<double>(call.scale) *
+                               dot_product(q.data() + head * width, keys.data() + c * width, width);
+            score += weight * (dot < 0.0 ? 0.0 : dot);
+        }
+        scores.push_back({score, c});
+    }
+    return scores;
+}
+
 // One head's keys [count, latent + rope] through its up-projection: [count, stride], the weight's
 // outputs first.
 std::vector<double> up_project(const DecompressedCall& call, const linalg::WeightView& weight,
@@ -180,6 +242,24 @@ HeadKeys head_keys(const DecompressedCall& call, std::int64_t head,
     return result;
 }
 
+void choose_keys(const SelectCall& call, std::int32_t b, std::int64_t i,
+                 const std::vector<double>& keys) {
+    std::vector<IndexScore> scores = index_scores(call, b, i, keys);
+    if (std::ssize(scores) <= call.top_k) return;
+    const std::int64_t token = call.rows.q_indptr[b] + i;
+    const bool nan = std::any_of(scores.begin(), scores.end(),
+                                 [](const IndexScore& one) { return std::isnan(one.score); });
+    const auto end = scores.begin() + call.top_k;
+    std::stable_sort(scores.begin(), scores.end(),
+                     [](const IndexScore& a, const IndexScore& c) { return a.before(c); });
+    std::sort(scores.begin(), end,
+              [](const IndexScore& a, const IndexScore& c) { return a.slot < c.slot; });
+    std::transform(scores.begin(), end, call.lists.slots + token * call.lists.stride,
+                   [](const IndexScore& chosen) { return chosen.slot; });
+    call.lists.count[token] = static_cast<std::int32_t>(call.top_k);
+    if (nan && call.nonfinite != nullptr) call.nonfinite[token] = 1;
+}
+
 class ReferenceKernels final : public Kernels {
   public:
     Expected<void> absorbed(OpContext&, const AbsorbedCall& call) const override {
@@ -198,10 +278,14 @@ class ReferenceKernels final : public Kernels {
                 const std::int64_t i = packed / call.heads;
                 const auto query =
                     read_query(call.q, call.q_dtype, q_scale, first * call.heads + packed, key);
-                const auto scores = score_keys(call.rows, b, i, query.data(), keys.data(), key,
-                                               static_cast<double>(call.scale));
+                const auto [listed, count] = listed_keys(call, b, i, keys);
+                const auto scores = count < 0
+                                        ? score_keys(call.rows, b, i, query.data(), keys.data(),
+                                                     key, static_cast<double>(call.scale))
+                                        : score_all(count, query.data(), listed.data(), key,
+                                                    static_cast<double>(call.scale));
                 output.write(first + i, packed % call.heads,
-                             attend(scores, keys.data(), key, latent));
+                             attend(scores, count < 0 ? keys.data() : listed.data(), key, latent));
             }
         }
         return {};
@@ -231,6 +315,20 @@ class ReferenceKernels final : public Kernels {
         }
         return {};
     }
+
+    Expected<void> select(OpContext&, const SelectCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_select_arrays(call));
+        const RaggedRows& rows = call.rows;
+        std::fill(call.lists.count + rows.q_indptr[0], call.lists.count + rows.token_end, -1);
+        for (std::int32_t b = 0; b < rows.rows; ++b) {
+            if (rows.q_indptr[b + 1] == rows.q_indptr[b]) continue;
+            const std::vector<double> keys = read_keys(rows, b, call.keys);
+            for (std::int64_t i = 0; i < rows.q_indptr[b + 1] - rows.q_indptr[b]; ++i)
+                choose_keys(call, b, i, keys);
+        }
+        return {};
+    }
+    Expected<void> check_indexer() const override { return {}; }
 
     Expected<void> append(OpContext&, const AppendCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_append_arrays(call));

@@ -106,6 +106,15 @@ struct RaggedRows {
     std::int32_t first_slot = 0;
 };
 
+// Keys that tokens attend to in place of those their mask leaves: token t sees the first count[t]
+// slots of its list, in list order; count −1: its mask decides. An entry that is no slot of its row
+// from first_slot on is nothing.
+struct KeyLists {
+    std::int32_t* slots = nullptr;  // [token_end, stride]
+    std::int32_t* count = nullptr;  // [token_end]; null: there are no lists
+    std::int64_t stride = 0;
+};
+
 // Number of this rank's slots below first_slot.
 constexpr std::int32_t first_local_slot(const RaggedRows& rows) {
     return rows.dcp_rank < rows.first_slot ? 1 : 0;

@@ -3,6 +3,7 @@
 // correct ones, and the check that has to see it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -12,6 +13,7 @@
 
 #include "base/element.hpp"
 #include "conformance/suite.hpp"
+#include "mla/storage.hpp"
 
 namespace espalier::conformance {
 namespace {
@@ -20,16 +22,97 @@ using namespace mla;
 
 using Absorbed = std::function<Expected<void>(const Kernels&, OpContext&, AbsorbedCall)>;
 
+// Ways of choosing keys that give another text than plain decoding would.
+enum class Choice {
+    right,
+    tree_slots_first,  // the tail's slots are chosen whatever their scores
+    ties_to_the_higher,
+    rejected_slots_too,  // slots of other branches are scored
+    root_for_all,        // the prefix is scored with the row's first query
+};
+
 struct Mutant {
     std::string name;
     std::string_view check;
     Absorbed absorbed;
+    Choice choice = Choice::right;
 };
+
+// One key that a token may choose.
+struct Candidate {
+    bool first;  // before all others
+    double score;
+    std::int32_t slot;
+};
+
+double plain_score(const SelectCall& call, std::int64_t token, std::int64_t slot) {
+    const std::int64_t width = call.keys.dims.latent;
+    std::vector<double> key(static_cast<std::size_t>(width));
+    read_slot(call.keys, slot, key.data());
+    double sum = 0.0;
+    for (std::int64_t h = 0; h < call.heads; ++h) {
+        double dot = 0.0;
+        for (std::int64_t d = 0; d < width; ++d)
+            dot +=
+                double{load_element(call.q, call.q_dtype, (token * call.heads + h) * width + d)} *
+                key[static_cast<std::size_t>(d)];
+        sum += double{call.weights[token * call.heads + h]} * double{call.weight_scale} *
+               std::max(0.0, double{call.scale} * dot);
+    }
+    return sum;
+}
+
+// Index scores and their choice in plain loops, with one thing wrong.
+void plain_select(const SelectCall& call, Choice choice) {
+    const RaggedRows& rows = call.rows;
+    std::fill(call.lists.count + rows.q_indptr[0], call.lists.count + rows.token_end, -1);
+    for (std::int32_t b = 0; b < rows.rows; ++b) {
+        const std::int32_t first = rows.q_indptr[b], count = rows.q_indptr[b + 1] - first;
+        const bool tree = rows.mask[b] == MaskKind::tree;
+        const std::int32_t keys = rows.kv_len[b];
+        const std::int32_t history = tree ? std::max(keys - rows.tail_len[b], 0) : keys;
+        const std::int32_t* pages = rows.block_table + table_of(rows, b) * rows.block_stride;
+        for (std::int32_t i = 0; i < count; ++i) {
+            const std::int32_t token = first + i;
+            std::vector<Candidate> seen;
+            for (std::int32_t slot = rows.first_slot; slot < keys; ++slot) {
+                if (rows.mask[b] == MaskKind::causal && slot >= keys - (count - 1) + i) break;
+                const std::int32_t bit = slot - (keys - (tree ? rows.tail_len[b] : 0));
+                const bool own = slot < history || ((rows.words[token] >> bit) & 1) != 0;
+                if (!own && choice != Choice::rejected_slots_too) continue;
+                const bool by_root = choice == Choice::root_for_all && slot < history && tree;
+                seen.push_back({choice == Choice::tree_slots_first && slot >= history,
+                                plain_score(call, by_root ? first : token,
+                                            pool_slot(pages, call.keys.page_tokens, slot)),
+                                slot});
+            }
+            if (std::ssize(seen) <= call.top_k) continue;
+            std::ranges::stable_sort(seen, [&](const Candidate& a, const Candidate& c) {
+                if (a.first != c.first) return a.first;
+                if (a.score != c.score) return a.score > c.score;
+                return choice == Choice::ties_to_the_higher && a.slot > c.slot;
+            });
+            std::vector<std::int32_t> best;
+            for (std::int64_t k = 0; k < call.top_k; ++k)
+                best.push_back(seen[static_cast<std::size_t>(k)].slot);
+            std::ranges::sort(best);
+            std::ranges::copy(best, call.lists.slots + token * call.lists.stride);
+            call.lists.count[token] = static_cast<std::int32_t>(call.top_k);
+        }
+    }
+}
 
 class MutantKernels final : public Kernels {
   public:
-    explicit MutantKernels(Absorbed absorbed)
-        : base_(make_cpu_kernels(best_cpu_variant())), absorbed_(std::move(absorbed)) {}
+    explicit MutantKernels(Absorbed absorbed, Choice choice)
+        : base_(make_cpu_kernels(best_cpu_variant())),
+          absorbed_(std::move(absorbed)),
+          choice_(choice) {}
+    Expected<void> select(OpContext&, const SelectCall& call) const override {
+        plain_select(call, choice_);
+        return {};
+    }
+    Expected<void> check_indexer() const override { return {}; }
     Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
         return absorbed_(*base_, context, call);
     }
@@ -68,6 +151,7 @@ class MutantKernels final : public Kernels {
   private:
     std::unique_ptr<Kernels> base_;
     Absorbed absorbed_;
+    Choice choice_;
 };
 
 std::vector<MaskKind> masks_with(const RaggedRows& rows, MaskKind from, MaskKind to) {
@@ -249,6 +333,28 @@ std::vector<Mutant> mutants() {
                  if (later) value = next_up(value);
              });
          }},
+        {"ListsAreSorted", "lists",
+         [](const Kernels& base, OpContext& context, AbsorbedCall call) {
+             for (std::int64_t token = call.rows.q_indptr[0];
+                  call.lists.count != nullptr && token < call.rows.q_indptr[call.rows.rows];
+                  ++token) {
+                 std::int32_t* list = call.lists.slots + token * call.lists.stride;
+                 std::sort(list, list + std::max(call.lists.count[token], 0));
+             }
+             return base.absorbed(context, call);
+         }},
+        {"ListsAreForgotten", "lists",
+         [](const Kernels& base, OpContext& context, AbsorbedCall call) {
+             call.lists = {};
+             return base.absorbed(context, call);
+         }},
+        {"TreeSlotsAreForcedIn", "select", as_it_is, Choice::tree_slots_first},
+        {"TreeSlotsAreForcedIn", "select-path", as_it_is, Choice::tree_slots_first},
+        {"TiesGoToTheHigherSlot", "select", as_it_is, Choice::ties_to_the_higher},
+        {"RejectedSlotsAreScored", "select", as_it_is, Choice::rejected_slots_too},
+        {"RejectedSlotsAreScored", "select-path", as_it_is, Choice::rejected_slots_too},
+        {"TheRootScoresForAll", "select", as_it_is, Choice::root_for_all},
+        {"TheRootScoresForAll", "select-path", as_it_is, Choice::root_for_all},
         {"LengthsAreReadAtCapture", "graph",
          [seen = std::map<const void*, std::vector<std::int32_t>>()](
              const Kernels& base, OpContext& context, AbsorbedCall call) mutable {
@@ -337,19 +443,36 @@ INSTANTIATE_TEST_SUITE_P(All, ConformanceMutants, testing::ValuesIn(mutants()), 
 
 TEST_P(ConformanceMutants, AreFound) {
     const auto device = make_host_device(
-        "mutant", std::make_unique<MutantKernels>(GetParam().absorbed), Allocation::exact);
+        "mutant", std::make_unique<MutantKernels>(GetParam().absorbed, GetParam().choice),
+        Allocation::exact);
     const Check* check = find_check(GetParam().check);
     ASSERT_NE(check, nullptr);
     Support support;  // not asked: what it takes is no secret, and asking is a call too
     support.format = KvFormat::bf16;
     support.queries = {DType::bf16};
-    support.storage = true;
+    support.storage = support.lists = support.select = true;
     CpuDevice oracle_device(1);
     Outcome outcome;
     for (std::uint64_t seed = 1; seed <= 6 && outcome.failures == 0; ++seed)
         outcome.add(run_check(*check, *device, support, oracle_device, seed));
     EXPECT_GT(outcome.failures, 0) << outcome.cases << " cases, none failed";
     EXPECT_FALSE(outcome.first_failure.empty());
+}
+
+// The plain choice that the mutants are made of is right without a bug.
+TEST(ConformanceMutants, ThePlainChoiceIsNone) {
+    const auto device = make_host_device(
+        "plain", std::make_unique<MutantKernels>(Absorbed(), Choice::right), Allocation::exact);
+    Support support;
+    support.format = KvFormat::bf16;
+    support.select = true;
+    CpuDevice oracle_device(1);
+    for (const char* name : {"select", "select-path"})
+        for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+            const Outcome outcome =
+                run_check(*find_check(name), *device, support, oracle_device, seed);
+            EXPECT_EQ(outcome.failures, 0) << outcome.first_failure;
+        }
 }
 
 }  // namespace

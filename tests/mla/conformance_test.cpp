@@ -55,6 +55,10 @@ TEST_P(MlaEverywhere, BlockTablesBySlot) { holds("tables"); }
 TEST_P(MlaEverywhere, CacheAbove2To31Elements) { holds("large-cache"); }
 TEST_P(MlaEverywhere, NoSilentNoOp) { holds("refusals"); }
 TEST_P(MlaEverywhere, OverflowSafeScores) { holds("overflow"); }
+TEST_P(MlaEverywhere, AListIsDenseAttentionOverIt) { holds("lists"); }
+TEST_P(MlaEverywhere, TheBestKeysByScore) { holds("select"); }
+TEST_P(MlaEverywhere, NaNScoresFlagTheirTokenAlone) { holds("select-flags"); }
+TEST_P(MlaConformance, ATokenChoosesByWhatItSees) { holds("select-path"); }
 TEST_P(MlaConformance, Deterministic) { holds("deterministic"); }
 TEST_P(MlaConformance, SharedPlan) { holds("plan"); }
 TEST_P(MlaConformance, ACallThatBeginsBesideItsAppend) { holds("early"); }

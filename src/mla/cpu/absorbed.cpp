@@ -60,6 +60,7 @@ class Absorbed {
         return (kWaveSplits * workers + 1) * block_states;
     }
     const RaggedRows& rows() const { return plan_.call.rows; }
+    RowView view(std::int32_t b) const { return view_row(rows(), b, plan_.call.lists); }
 
     // The number of units in a block leaves every worker two tasks; then counts blocks and work.
     void choose_block() {
@@ -67,9 +68,9 @@ class Absorbed {
             blocks_ = work_ = longest_ = 0;
             std::int64_t tasks = 0;
             for (std::int32_t b = 0; b < rows().rows; ++b) {
-                const RowView row = view_row(rows(), b);
+                const RowView row = view(b);
                 const std::int64_t packed = row.tokens * plan_.call.heads;
-                const std::int64_t splits = (row.keys + kSplitKeys - 1) / kSplitKeys;
+                const std::int64_t splits = (row.most_keys() + kSplitKeys - 1) / kSplitKeys;
                 blocks_ += blocks_of(row);
                 tasks += blocks_of(row) * splits;
                 work_ += packed * splits;
@@ -86,15 +87,15 @@ class Absorbed {
         const std::int64_t first = index * block_rows_;
         const std::int64_t packed = std::min(block_rows_, row.tokens * plan_.call.heads - first);
         const std::int64_t last_token = (first + packed - 1) / plan_.call.heads;
-        const std::int64_t keys = row.all_straight() ? row.prefix(last_token) : row.keys;
+        const std::int64_t keys = row.all_straight() ? row.prefix(last_token) : row.most_keys();
         return {row, first, static_cast<int>(packed), (keys + kSplitKeys - 1) / kSplitKeys};
     }
 
     // Blocks are numbered through the rows.
     Block block_at(std::int64_t index) const {
         std::int32_t b = 0;
-        RowView row = view_row(rows(), b);
-        for (; index >= blocks_of(row); row = view_row(rows(), ++b)) index -= blocks_of(row);
+        RowView row = view(b);
+        for (; index >= blocks_of(row); row = view(++b)) index -= blocks_of(row);
         return make_block(row, index);
     }
 
@@ -126,7 +127,7 @@ class Absorbed {
             std::int64_t count = 0;
             std::int64_t used = 0;
             while (row_index < rows().rows && used < kWaveSplits * workers_) {
-                const RowView row = view_row(rows(), row_index);
+                const RowView row = view(row_index);
                 if (block_index >= blocks_of(row)) {
                     ++row_index;
                     block_index = 0;

@@ -82,7 +82,7 @@ void BlockFold::fold_split(std::int64_t split, std::int64_t stride, float* state
     std::fill_n(fresh_, kBlockUnits, true);
     const std::int64_t tile = plan_.kernels.absorbed_tile;
     const std::int64_t straight = block_.row.straight();
-    const std::int64_t end = std::min(split_end_, block_.row.keys);
+    const std::int64_t end = std::min(split_end_, block_.row.most_keys());
     for (std::int64_t first = split * kSplitKeys; first < end; first += tile) {
         if (block_.row.all_straight() || first + tile <= straight) {
             fold_shared(first, states);

@@ -57,6 +57,13 @@ class CpuKernels final : public Kernels {
         return {};
     }
 
+    Expected<void> select(OpContext& context, const SelectCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_select_arrays(call));
+        cpu::select(context, f32_, call);
+        return {};
+    }
+    Expected<void> check_indexer() const override { return {}; }
+
     Expected<void> check_dims(const KeyDims& keys, const HeadDims& heads) const override {
         return check_compiled_dims(kCpuDims, keys, heads);
     }
@@ -64,8 +71,9 @@ class CpuKernels final : public Kernels {
     std::size_t scratch_bytes(const Capacities& most) const override {
         std::int64_t bytes = 0;
         for (const cpu::TileKernels* kernels : {&f32_, &bf16_})
-            bytes = std::max({bytes, cpu::absorbed_scratch(*kernels, most.workers),
-                              cpu::decompressed_scratch(*kernels, most)});
+            bytes =
+                std::max({bytes, cpu::absorbed_scratch(*kernels, most.workers),
+                          cpu::decompressed_scratch(*kernels, most), cpu::select_scratch(most)});
         return static_cast<std::size_t>(bytes);
     }
 

@@ -20,19 +20,42 @@ RowView view_row(const RaggedRows& rows, std::int32_t index) {
     return row;
 }
 
+// A row of which no token has a list is as it would be without them.
+RowView view_row(const RaggedRows& rows, std::int32_t index, const KeyLists& lists) {
+    RowView row = view_row(rows, index);
+    if (lists.count == nullptr) return row;
+    const std::int32_t* count = lists.count + row.first_token;
+    if (std::any_of(count, count + row.tokens, [](std::int32_t keys) { return keys >= 0; }))
+        row.lists = &lists;
+    return row;
+}
+
 std::int64_t RowView::keys_below(std::int64_t limit) const {
     const std::int64_t world = rows->dcp_world;
     const std::int64_t reach = std::max<std::int64_t>(limit - rows->dcp_rank, 0);
     return std::clamp<std::int64_t>((reach + world - 1) / world - first_slot, 0, keys);
 }
 
+std::int64_t RowView::history() const { return keys_below(global_kv_len() - tail()); }
+
+std::int64_t RowView::most_keys() const {
+    if (lists == nullptr) return keys;
+    std::int64_t most = 0;
+    for (std::int64_t i = 0; i < tokens; ++i) {
+        const std::int64_t listed = lists->count[first_token + i];
+        most = std::max(most, listed < 0 ? keys : listed);
+    }
+    return most;
+}
+
 std::int64_t RowView::straight() const {
+    if (lists != nullptr) return 0;
     switch (mask) {
         case MaskKind::full:
         case MaskKind::causal:
             return keys;
         case MaskKind::tree:
-            return keys_below(global_kv_len() - tail());
+            return history();
         case MaskKind::dense:
             return 0;
     }
@@ -45,13 +68,45 @@ std::int64_t RowView::prefix(std::int64_t i) const {
 
 std::int64_t RowView::slots(std::int64_t i, std::int64_t first, std::int64_t count,
                             std::int32_t* slots, SlotCursor& cursor) const {
-    return mask == MaskKind::tree ? tree_slots(i, first, count, slots)
-                                  : dense_slots(i, first, count, slots, cursor);
+    if (lists != nullptr && lists->count[first_token + i] >= 0)
+        return list_slots(i, first, count, slots, cursor);
+    switch (mask) {
+        case MaskKind::full:
+        case MaskKind::causal:
+            return prefix_slots(i, first, count, slots);
+        case MaskKind::tree:
+            return tree_slots(i, first, count, slots);
+        case MaskKind::dense:
+            break;
+    }
+    return dense_slots(i, first, count, slots, cursor);
+}
+
+std::int64_t RowView::prefix_slots(std::int64_t i, std::int64_t first, std::int64_t count,
+                                   std::int32_t* slots) const {
+    const std::int64_t end = std::min(prefix(i), first + count);
+    for (std::int64_t key = first; key < end; ++key)
+        slots[key - first] = static_cast<std::int32_t>(first_slot + key);
+    return std::max<std::int64_t>(end - first, 0);
+}
+
+std::int64_t RowView::list_slots(std::int64_t i, std::int64_t first, std::int64_t count,
+                                 std::int32_t* slots, SlotCursor& cursor) const {
+    const std::int64_t token = first_token + i;
+    const std::int32_t* list = lists->slots + token * lists->stride;
+    if (cursor.logical > first) cursor = {};
+    std::int64_t found = 0;
+    for (; cursor.slot < lists->count[token] && found < count; ++cursor.slot) {
+        const std::int32_t slot = list[cursor.slot];
+        if (slot < first_slot || slot >= kv_len()) continue;
+        if (cursor.logical++ >= first) slots[found++] = slot;
+    }
+    return found;
 }
 
 std::int64_t RowView::tree_slots(std::int64_t i, std::int64_t first, std::int64_t count,
                                  std::int32_t* slots) const {
-    const std::int64_t history = straight();
+    const std::int64_t history = this->history();
     std::int64_t found = 0;
     for (std::int64_t key = first; key < std::min(history, first + count); ++key)
         slots[found++] = static_cast<std::int32_t>(first_slot + key);

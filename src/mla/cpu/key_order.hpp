@@ -2,7 +2,8 @@
 // The logical order of a token's keys: the slots it sees, ascending. Tiles and splits are cut by
 // this order, never by slot, so a tree token folds the same keys in the same places as the causal
 // row over its compacted path. Every mask becomes two facts: how many leading logical keys are
-// consecutive slots from first_slot on, and the slots after those.
+// consecutive slots from first_slot on, and the slots after those. A token's list is its keys, and
+// their order the logical one.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,7 @@ struct SlotCursor {
 
 struct RowView {
     const RaggedRows* rows = nullptr;
+    const KeyLists* lists = nullptr;  // null: no token of the row has one
     std::int32_t index = 0;
     std::int64_t first_token = 0;
     std::int64_t tokens = 0;      // q_len
@@ -29,19 +31,29 @@ struct RowView {
 
     // Logical keys [0, straight) are the slots from first_slot on, for every token of the row.
     std::int64_t straight() const;
-    // full and causal: every visible key is straight.
-    bool all_straight() const { return mask == MaskKind::full || mask == MaskKind::causal; }
-    // full and causal rows: how many keys token i sees.
+    // full and causal without lists: every visible key is straight.
+    bool all_straight() const {
+        return lists == nullptr && (mask == MaskKind::full || mask == MaskKind::causal);
+    }
+    // full and causal rows: how many keys token i's mask leaves.
     std::int64_t prefix(std::int64_t i) const;
-    // The slots of token i's logical keys [first, first + count), as many as there are; tree and
-    // dense rows. The cursor belongs to token i and saves a dense row from being searched again
-    // from its beginning.
+    // Tree rows: keys before the tail.
+    std::int64_t history() const;
+    // Upper bound of the keys that a token of the row sees.
+    std::int64_t most_keys() const;
+    // The slots of token i's logical keys [first, first + count), as many as there are; rows that
+    // are not all straight. The cursor belongs to token i and saves a list or a dense row from
+    // being searched again from its beginning.
     std::int64_t slots(std::int64_t i, std::int64_t first, std::int64_t count, std::int32_t* slots,
                        SlotCursor& cursor) const;
 
   private:
     std::int64_t tree_slots(std::int64_t i, std::int64_t first, std::int64_t count,
                             std::int32_t* slots) const;
+    std::int64_t list_slots(std::int64_t i, std::int64_t first, std::int64_t count,
+                            std::int32_t* slots, SlotCursor& cursor) const;
+    std::int64_t prefix_slots(std::int64_t i, std::int64_t first, std::int64_t count,
+                              std::int32_t* slots) const;
     std::int64_t dense_slots(std::int64_t i, std::int64_t first, std::int64_t count,
                              std::int32_t* slots, SlotCursor& cursor) const;
     std::int64_t kv_len() const { return rows->kv_len[index]; }
@@ -54,5 +66,6 @@ struct RowView {
 };
 
 RowView view_row(const RaggedRows& rows, std::int32_t index);
+RowView view_row(const RaggedRows& rows, std::int32_t index, const KeyLists& lists);
 
 }  // namespace espalier::mla::cpu

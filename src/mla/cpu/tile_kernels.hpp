@@ -106,6 +106,15 @@ using TileFold = void (*)(const LaneQuery& query, const KeyTile& tile, TileScrat
 using UpProject = void (*)(const std::byte* const* latents, int groups, const UpWeights& weights,
                            const float* key_scale, std::byte* out, std::int64_t out_stride);
 
+// A token's index query, in f32, against 16 keys that lie with their columns apart.
+struct IndexQuery {
+    const float* q;        // [heads][width]
+    const float* weights;  // [heads]
+    int heads;
+    int width;
+    float scale;  // of dot products
+};
+
 struct TileKernels {
     bool bf16_elements;  // keys, values and queries are bf16 (pairs into dot products), otherwise
                          // f32
@@ -117,6 +126,9 @@ struct TileKernels {
     void (*merge)(const LaneState& part, const LaneState& total, int columns, int first, int last);
     // One lane's row of `out` times `factor`, in column order, rounded once to f32, bf16 or f16.
     void (*store_row)(const float* row, float factor, int columns, DType dtype, std::byte* to);
+    // scores[key] of f32 kernels: Σ weights[h] · max(0, scale · dot(q[h], key)), heads ascending,
+    // each dot product one chain over ascending columns; keys [width][16].
+    void (*index_scores)(const IndexQuery& query, const float* keys, float* scores);
     // `count` (a multiple of 64) elements of the cache in the kernels' elements. e4m3 becomes f32
     // times the scale, or exactly the bf16 of its code. Null where no cache needs it.
     void (*widen_bf16)(const std::byte* from, float* to, std::int64_t count);

@@ -107,6 +107,7 @@ constinit const TileKernels kAvx512Bf16Tiles = {
     .up_project = {up_project_bf16<512>, up_project_bf16<256>},
     .merge = merge_states<Vector>,
     .store_row = store_row_bf16,
+    .index_scores = nullptr,  // the f32 kernels score index keys of every format
     .widen_bf16 = nullptr,
     .widen_fp16 = nullptr,
     .widen_e4m3 = widen_e4m3,
