@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes tests/model/goldens/: what Hugging Face transformers computes for tiny random models, for parity_test.cpp.
 
-Pinned: torch==2.13.0 (CPU), compressed-tensors (any), transformers==5.22.2 (its DeepseekV2 has YaRN's mscale² in the softmax scale; asserted
+Pinned: torch==2.13.0 (CPU), compressed-tensors (any), transformers==5.23.0 (its DeepseekV2 has YaRN's mscale² in the softmax scale; asserted
 below), safetensors, numpy. The tests need none of them. Weights are a pure function of tensor names and a seed
 (the C++ twin is src/checkpoint/synthetic.cpp), so only configs, prompts and results are stored.
 
@@ -24,15 +24,17 @@ from safetensors.torch import save_file
 
 from synthetic_weights import mixed, uniform
 
-PINNED = {"torch": "2.13.0", "transformers": "5.22.2"}
+PINNED = {"torch": "2.13.0", "transformers": "5.23.0"}
 FP8_BLOCK = 128
 CONTINUATION = 64
 # Matrices that our writer of quantized models leaves in bf16.
-KEPT = ("lm_head.weight", "mlp.gate.weight", "kv_b_proj.weight")
+KEPT = ("lm_head.weight", "mlp.gate.weight", "kv_b_proj.weight", "weights_proj.weight")
 DISTINCT_TOKENS = 12     # random models like to repeat themselves; a continuation must say at least this many tokens
 # A choice must be clear of rounding. Two f32 runs differ by ~1e-6 relative; these leave a factor of 100 and more.
 TOKEN_MARGIN = 1e-3      # (best − second) / max|logit|, at each greedy step
 ROUTING_MARGIN = 1e-4    # (last kept − first dropped) / last kept score, experts and groups
+# (last chosen − first left) / max|score| of an indexer's keys: where it is smaller, correct programs may choose others.
+INDEX_MARGIN = 3e-6
 # In 16 bits correct programs may choose other experts, which says nothing about their rounding: a case counts only if
 # its choices stay the same in this many runs with noise as large as the largest error of torch's bf16 router logits.
 NOISE_TRIALS = 64
@@ -115,17 +117,24 @@ def tensor(name, seed, shape, dtype, how=None):
     """The tensor as stored, widened to f32."""
     if name.endswith("e_score_correction_bias"):
         return f32(0.1 * uniform(name, seed, math.prod(shape)), shape)
-    if name.endswith("norm.weight"):
+    if name.endswith("norm.bias"):
+        value = centred(name, seed, shape, 0.25)
+    elif name.endswith("norm.weight"):
         value = f32(1.0 + 0.25 * (2.0 * uniform(name, seed, math.prod(shape)) - 1.0), shape)
     elif name.endswith("embed_tokens.weight"):
         value = centred(name, seed, shape, 1.0)
-    elif dtype == "fp8" and not name.endswith(("lm_head.weight", "mlp.gate.weight")):
+    elif dtype == "fp8" and not name.endswith(("lm_head.weight", "mlp.gate.weight", "weights_proj.weight")):
         return fp8_matrix(name, seed, shape)
     elif how and how["quant_method"] != "fp8" and not name.endswith(KEPT):
         return quantized_matrix(name, seed, shape, how)
     else:
         value = centred(name, seed, shape, math.sqrt(3.0 / shape[-1]))
     return value.to(stored_dtype(dtype)).to(torch.float32)
+
+
+def indexes(config, layer):
+    """True if the layer has an indexer of its own."""
+    return "index_topk" in config and config.get("indexer_types", ["full"] * (layer + 1))[layer] == "full"
 
 
 def shapes_of(config):
@@ -156,6 +165,12 @@ def shapes_of(config):
         shapes[attention + "kv_a_layernorm.weight"] = (latent,)
         shapes[attention + "kv_b_proj.weight"] = (heads * (nope + value), latent)
         shapes[attention + "o_proj.weight"] = (hidden, heads * value)
+        if indexes(config, layer):
+            width, indexer = config["index_head_dim"], attention + "indexer."
+            shapes[indexer + "wq_b.weight"] = (config["index_n_heads"] * width, q_lora)
+            shapes[indexer + "wk.weight"] = (width, hidden)
+            shapes[indexer + "k_norm.weight"] = shapes[indexer + "k_norm.bias"] = (width,)
+            shapes[indexer + "weights_proj.weight"] = (config["index_n_heads"], hidden)
         if layer < config["first_k_dense_replace"]:
             feed_forward(base + "mlp.", config["intermediate_size"])
             continue
@@ -222,6 +237,22 @@ def mistral(scaled=64, **changes):
         "routed_scaling_factor": 1.0, "rope_scaling": None, "rope_theta": None,
         "rope_parameters": {**yarn(factor=128.0, original=scaled), "rope_type": "yarn", "rope_theta": 10000.0,
                             "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.5}, **changes})
+
+
+def v32(**changes):
+    """DeepSeek-V3.2; 32 keys are chosen. With 8 index heads few scores are 0, where the order is nobody's but ours."""
+    return v3(**{
+        "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "num_hidden_layers": 2,
+        "num_attention_heads": 4, "index_n_heads": 8, "index_head_dim": 128, "index_topk": 32, **changes})
+
+
+def glm5(**changes):
+    """GLM-5.2: q_lora a third of hidden, a layer that shares, rope without scaling."""
+    return glm(**{
+        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "num_attention_heads": 4,
+        "intermediate_size": 128, "routed_scaling_factor": 2.5, "rope_theta": 8000000, "index_n_heads": 16,
+        "index_head_dim": 128, "index_topk": 32, "indexer_rope_interleave": True,
+        "indexer_types": ["full", "shared", "full"], **changes})
 
 
 FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -296,6 +327,15 @@ CASES = {
     # Heads of 192 + 256 rows do not begin with blocks of 128: kv_b becomes bf16 here.
     "glm_fp8_long": case(glm(**GLM_DENSE, hidden_size=96, quantization_config=FP8), 0, "fp8", prompt=600),
     "glm_int4_long": case(glm(**GLM_DENSE, hidden_size=96, quantization_config=integers(4, 32)), 0, "bf16", prompt=600),
+    "v32": case(v32(), 12, prompt=300),
+    "glm5": case(glm5(), 13, prompt=300),
+    # 320 keys of 600: prompts below 320 are decompressed, and of the others a page sees them all.
+    "v32_long": case(v32(index_topk=320, rope_scaling=yarn()), 9, prompt=600),
+    # In 16 bits the choices of a few tokens stay the same: of up to 36 keys, 32.
+    "v32_bf16": case(v32(**DENSE), 10, "bf16", prompt=36),
+    "v32_fp8": case(v32(**DENSE, hidden_size=96, quantization_config=FP8), 15, "fp8", prompt=36),
+    "glm5_int4": case(glm5(**GLM_DENSE, hidden_size=96, q_lora_rank=32, indexer_types=["full", "shared"],
+                           quantization_config=integers(4, 32)), 1, "bf16", prompt=36),
     "vl2_nested": case(VL2, 2, prefix="language."),
     # Positions up to 159 and 599 beside 64 that leave queries as they are: factors of 1.07 to 1.23.
     "mistral4": case(mistral(), 2, prompt=160),
@@ -429,6 +469,78 @@ class RouterTrace:
         return [tuple(torch.cat(parts) for parts in zip(*calls)) for calls in self.calls.values()]
 
 
+class IndexTrace:
+    """What every indexer of a model chose, held to a restatement in double of the published definition."""
+
+    def __init__(self, config, model):
+        self.config, self.calls, self.keys, self.hooks = config, {}, {}, []
+        for index, layer in enumerate(model.model.layers):
+            indexer = getattr(layer.self_attn, "indexer", None)
+            if indexer is not None:
+                self.calls[index] = []
+                self.hooks.append(indexer.register_forward_hook(self.recorder(index), with_kwargs=True))
+
+    def scores(self, index, module, hidden, q_low, cos, sin):
+        """[T, keys so far], all pairs: Σ_h w_h · relu(q_h · k / √width); cos and sin [T, 64], each half of them the same."""
+        config, double = self.config, torch.float64
+        width, heads = config["index_head_dim"], config["index_n_heads"]
+        half = cos[:, :32].to(double), sin[:, :32].to(double)
+
+        def rotate(x):
+            rope, rest = x[..., :64], x[..., 64:]
+            c, s = (part.view(len(x), *[1] * (x.dim() - 2), 32) for part in half)
+            if config["model_type"] == "glm_moe_dsa":
+                a, b = rope[..., 0::2], rope[..., 1::2]
+                rope = torch.stack((a * c - b * s, b * c + a * s), -1).flatten(-2)
+            else:
+                a, b = rope[..., :32], rope[..., 32:]
+                rope = torch.cat((a * c - b * s, b * c + a * s), -1)
+            return torch.cat((rope, rest), -1)
+
+        def weight(linear):
+            return linear.weight.to(double)
+        q = rotate((q_low.to(double) @ weight(module.wq_b).T).view(-1, heads, width))
+        k = hidden.to(double) @ weight(module.wk).T
+        k = (k - k.mean(-1, keepdim=True)) / (k.var(-1, unbiased=False, keepdim=True) + 1e-6).sqrt()
+        k = rotate(k * weight(module.k_norm) + module.k_norm.bias.to(double))
+        k = torch.cat((self.keys[index], k)) if index in self.keys else k
+        self.keys[index] = k
+        weights = hidden.to(double) @ weight(module.weights_proj).T / math.sqrt(heads)
+        return torch.einsum("qh,qhk->qk", weights, torch.relu(torch.einsum("qhd,kd->qhk", q, k) / math.sqrt(width)))
+
+    def recorder(self, index):
+        def record(module, arguments, keywords, chosen):
+            hidden, q_low, (cos, sin) = arguments[:3]
+            scores = self.scores(index, module, hidden[0], q_low[0], cos[0], sin[0])
+            tokens, keys = scores.shape
+            order = scores.masked_fill(torch.ones_like(scores).triu(1 + keys - tokens).bool(), -math.inf)
+            order = order.sort(dim=-1, descending=True, stable=True)
+            kept = min(self.config["index_topk"], keys)
+            first = min(max(kept - (keys - tokens), 0), tokens)  # token that sees more keys than are chosen
+            gap = torch.full((tokens,), math.inf, dtype=torch.float64)
+            if kept < keys:
+                largest = scores.abs().max(-1).values
+                gap[first:] = ((order.values[:, kept - 1] - order.values[:, kept]) / largest)[first:]
+            ours = order.indices[:, :kept].sort(-1).values
+            same = (ours == chosen[0].long().sort(-1).values).all(-1)
+            assert bool((same | (gap < self.bound(hidden)))[first:].all()), "the indexer's definition"
+            self.calls[index].append((scores, ours, gap))
+        return record
+
+    @staticmethod
+    def bound(hidden):
+        return INDEX_MARGIN if hidden.dtype == torch.float32 else 0.05
+
+    def take(self):
+        """(scores, chosen, gap) of the first call per layer that has an indexer; and detaches."""
+        for hook in self.hooks:
+            hook.remove()
+        return {index: calls[0] for index, calls in self.calls.items()}
+
+    def least_gap(self):
+        return min((float(gap.min()) for calls in self.calls.values() for _, _, gap in calls), default=math.inf)
+
+
 def biases(model):
     gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
     return [getattr(gate, "e_score_correction_bias", None) for gate in gates]
@@ -487,13 +599,24 @@ def run_case(name, entry, seed):
     against = []
 
     model = build(config, tensors, torch.float32)
-    trace = RouterTrace(config, model)
+    trace, index_trace = RouterTrace(config, model), IndexTrace(config, model)
     reference = prompt_logits(model, prompt)
-    routes = trace.take()
+    routes, chosen = trace.take(), index_trace.take()
+    if chosen:
+        # Keys of the stored positions that choose, of each layer with an indexer.
+        header["chosen"] = {str(layer): {str(position): ours[position].tolist() for position in positions
+                                         if position >= config["index_topk"]}
+                            for layer, (_, ours, _) in chosen.items()}
+        gap = min(float(gap.min()) for _, _, gap in chosen.values())
+        if gap < INDEX_MARGIN:
+            against.append(f"index margin {gap:.1e}")
     arrays = [reference[positions]]
     if dtype in ("f32", "f16"):
-        trace = RouterTrace(config, model)
+        trace, index_trace = RouterTrace(config, model), IndexTrace(config, model)
         header["continuation"], margin = continue_greedily(model, prompt)
+        if index_trace.least_gap() < INDEX_MARGIN:
+            against.append(f"index margin {index_trace.least_gap():.1e} in the continuation")
+        index_trace.take()
         gap = min((float(gap.min()) for _, _, gap in trace.take()), default=math.inf)
         if margin < TOKEN_MARGIN:
             against.append(f"token margin {margin:.1e}")
@@ -505,8 +628,13 @@ def run_case(name, entry, seed):
     else:
         narrow = {key: value.to(torch.bfloat16) if "e_score" not in key else value for key, value in tensors.items()}
         model = build(config, narrow, torch.bfloat16)
-        trace = RouterTrace(config, model)
+        trace, index_trace = RouterTrace(config, model), IndexTrace(config, model)
         rounded = prompt_logits(model, prompt).float()
+        for layer, (narrowed, _, _) in index_trace.take().items():
+            wide, kept, gap = chosen[layer]
+            noise = float((wide - narrowed).abs().max() / wide.abs().max())
+            if float(gap.min()) < 2 * noise:
+                against.append(f"index margin {float(gap.min()):.1e} with noise {noise:.1e}")
         for (wide, kept, _), (narrowed, kept_narrow, _), bias in zip(routes, trace.take(), biases(model)):
             flips = int((kept != kept_narrow).any(-1).sum())
             noise = float((wide - narrowed).abs().max())

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace espalier {
 
@@ -14,6 +15,9 @@ struct SchedulingRules {
     // Segment of cache::decompressed_below: 64, or 256 to run a trace of an older version again. 0:
     // everything is absorbed. Nothing else, because the form decides the bits.
     std::int64_t prefill_segment = 64;
+    // As in cache::decompressed_below: the keys that the model's sparse attention chooses. None:
+    // all.
+    std::optional<std::int64_t> decompressed_keys = {};
     // Off: no request finds what another left (choices of one request still share their prompt).
     bool prefix_cache = true;
     // Lets prompts use pages of generated text where they themselves would compute the decompressed
@@ -30,10 +34,11 @@ struct SchedulingRules {
     // Visitors are those of trace/events.hpp. A field that is not listed does not compile.
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
-        auto& [prompt_quantum, prefill_segment, prefix_cache, reuse_generated, reserve_windows,
-               hash_seed] = self;
+        auto& [prompt_quantum, prefill_segment, decompressed_keys, prefix_cache, reuse_generated,
+               reserve_windows, hash_seed] = self;
         visit.integer("prompt_quantum", prompt_quantum, 0, std::int64_t{1} << 20);
         visit.integer("prefill_segment", prefill_segment, 0, std::int64_t{1} << 20);
+        visit.maybe_integer("decompressed_keys", decompressed_keys, 1, std::int64_t{1} << 20);
         visit.flag("prefix_cache", prefix_cache);
         visit.flag("reuse_generated", reuse_generated);
         visit.maybe_flag("reserve_windows", reserve_windows);

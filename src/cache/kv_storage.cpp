@@ -49,6 +49,12 @@ std::size_t KvLayout::index_of(std::string_view name, Plane::Of model, std::int6
     return static_cast<std::size_t>(found - planes.begin());
 }
 
+bool KvLayout::has(std::string_view name, Plane::Of model, std::int64_t layer) const {
+    return std::ranges::any_of(planes, [&](const Plane& plane) {
+        return plane.layer == layer && plane.model == model && plane.name == name;
+    });
+}
+
 KvLayout KvLayout::layer(Plane::Of model, std::int64_t layer) const {
     KvLayout alone;
     std::ranges::copy_if(planes, std::back_inserter(alone.planes), [&](const Plane& plane) {
@@ -119,6 +125,13 @@ mla::KvPages KvStorage::pages(std::size_t plane) {
             .page_stride = held.page_stride,
             .page_count = page_count_,
             .dims = held.columns};
+}
+
+LayerPages KvStorage::layer(Plane::Of model, std::int64_t layer) {
+    LayerPages found{.latents = pages(layout_.index_of(kLatents, model, layer))};
+    if (layout_.has(kIndexKeys, model, layer))
+        found.index_keys = pages(layout_.index_of(kIndexKeys, model, layer));
+    return found;
 }
 
 mla::KvPages KvStorage::target(std::int64_t layer) {

@@ -18,7 +18,8 @@
 
 namespace espalier::cache {
 
-inline constexpr std::string_view kLatents = "latents";  // keys of attention
+inline constexpr std::string_view kLatents = "latents";       // keys of attention
+inline constexpr std::string_view kIndexKeys = "index_keys";  // of a layer that has an indexer
 // A draft's input state at the page's last slot, from which a draft model goes on behind a page
 // that was found in the prefix index.
 inline constexpr std::string_view kTailStates = "tail_states";
@@ -49,6 +50,7 @@ struct KvLayout {
     std::int64_t bytes_per_token() const { return bytes_per_page() / kPageTokens; }
     std::int64_t layers(Plane::Of model) const;  // that have latents
     std::size_t index_of(std::string_view name, Plane::Of model, std::int64_t layer) const;
+    bool has(std::string_view name, Plane::Of model, std::int64_t layer) const;
     // The planes of one layer alone, as they are.
     KvLayout layer(Plane::Of model, std::int64_t layer) const;
     // Formats that decide a text: each of the target's planes once. "bf16"; of planes that
@@ -59,6 +61,12 @@ struct KvLayout {
 // Latents alone.
 KvLayout make_layout(std::int64_t target_layers, mla::KvFormat format, const KeyDims& keys = {});
 
+// Pages of one layer.
+struct LayerPages {
+    mla::KvPages latents;
+    mla::KvPages index_keys = {};  // without data: there are none
+};
+
 class KvStorage {
   public:
     // page_count includes the null page.
@@ -67,7 +75,8 @@ class KvStorage {
 
     const KvLayout& layout() const { return layout_; }
     std::int64_t page_count() const { return page_count_; }
-    mla::KvPages pages(std::size_t plane);         // of layout().planes, a plane of slots
+    mla::KvPages pages(std::size_t plane);  // of layout().planes, a plane of slots
+    LayerPages layer(Plane::Of model, std::int64_t layer);
     mla::KvPages target(std::int64_t layer);       // the latents of one target layer
     mla::KvPages draft(std::int64_t layer);        // and of one draft layer
     Matrix tail_states(std::int64_t draft_layer);  // [page_count, floats] f32

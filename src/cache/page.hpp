@@ -24,12 +24,16 @@ inline constexpr std::int64_t kPageTailPrompt = 4096;
 
 // Positions below this use the decompressed form, for a prompt of P tokens: 0 for short prompts,
 // otherwise S·⌊(P−1)/S⌋. S is a page, 256 of long prompts; in traces of older versions it is 256 of
-// all.
+// all. No position that may see more than `most_keys` keys is decompressed (0: whatever it sees):
+// a model of sparse attention lists a token's keys beyond that, for the absorbed form alone.
 constexpr std::int64_t decompressed_below(std::int64_t prompt_tokens,
-                                          std::int64_t segment = kPageTokens) {
+                                          std::int64_t segment = kPageTokens,
+                                          std::int64_t most_keys = 0) {
     if (segment == 0 || prompt_tokens <= kAbsorbedPrompt) return 0;
     if (prompt_tokens > kPageTailPrompt) segment = 256;
-    return segment * ((prompt_tokens - 1) / segment);
+    const std::int64_t below = segment * ((prompt_tokens - 1) / segment);
+    const std::int64_t whole_pages = most_keys / kPageTokens * kPageTokens;
+    return most_keys > 0 && whole_pages < below ? whole_pages : below;
 }
 
 constexpr std::int64_t pages_for(std::int64_t slots) {

@@ -18,14 +18,12 @@ struct Relative {
     std::string_view model_type_prefix;
     std::string_view name;
 };
-constexpr std::array<Relative, 16> kRelatives = {{
-    {"DeepseekV32", "deepseek_v32", "DeepSeek-V3.2 (sparse attention with an indexer)"},
+constexpr std::array<Relative, 14> kRelatives = {{
     {"DeepseekV4", "deepseek_v4", "DeepSeek-V4"},
     {"DeepseekO", "deepseek_ocr", "DeepSeek-OCR (keys and values of each head, no latents)"},
     {"KimiK3", "kimi_k3", "Kimi K3"},
     {"KimiLinear", "kimi_linear", "Kimi Linear (linear attention in three layers of four)"},
-    {"GlmMoeDsa", "glm_moe_dsa", "GLM-5 (sparse attention with an indexer)"},
-    {"Glm5Next", "glm5_next", "GLM-5.3 (linear attention, and an indexer)"},
+    {"Glm5Next", "glm5_next", "GLM-5.3-Flash (linear attention, and an indexer over pooled keys)"},
     {"Glm4MoeFor", "glm4_moe", "GLM-4.5 to GLM-4.7 (grouped heads, no latents)"},
     {"MiniCPM3", "minicpm3", "MiniCPM3 (32 rope columns where the attention library has 64)"},
     {"MistralLarge3", "mistral_large_3",
@@ -136,10 +134,9 @@ Expected<ConfigFamily> find_family(const nlohmann::json& document, std::string_v
                     family.place, names.class_name, names.model_type, supported_list());
     family.architecture = *architecture;
     for (const char* field : {"index_topk", "index_n_heads", "index_head_dim"})
-        if (family.text->contains(field))
-            return fail(ErrorKind::unsupported,
-                        "{}: has {}: DeepSeek-V3.2's indexer is not supported", family.place,
-                        field);
+        if (!has_indexer(family.architecture) && family.text->contains(field))
+            return fail(ErrorKind::unsupported, "{}: has {}: {} models have no indexer",
+                        family.place, field, name_of(family.architecture));
     return family;
 }
 

@@ -32,6 +32,8 @@ std::string class_name_of(ConfigFields& fields);
 void read_sizes(ConfigFields& fields, ModelConfig& config);
 // Heads, ranks and head dimensions.
 void read_attention(ConfigFields& fields, ModelConfig& config);
+// The indexer of sparse attention, and the layers that have one, for families that do.
+void read_indexer(ConfigFields& fields, ModelConfig& config);
 // rope_theta and yarn, from rope_scaling or from the newer rope_parameters.
 void read_rope(ConfigFields& fields, ModelConfig& config);
 

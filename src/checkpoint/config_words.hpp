@@ -17,7 +17,7 @@ struct FamilyWords {
     std::string_view class_name;  // first of "architectures"
     std::string_view model_type;
 };
-inline constexpr std::array<FamilyWords, 7> kFamilies = {{
+inline constexpr std::array<FamilyWords, 9> kFamilies = {{
     {Architecture::deepseek_v2, "DeepSeek-V2", "DeepseekV2ForCausalLM", "deepseek_v2"},
     {Architecture::deepseek_v3, "DeepSeek-V3", "DeepseekV3ForCausalLM", "deepseek_v3"},
     {Architecture::kimi_k2, "Kimi K2", "DeepseekV3ForCausalLM", "kimi_k2"},
@@ -25,7 +25,13 @@ inline constexpr std::array<FamilyWords, 7> kFamilies = {{
     {Architecture::youtu, "Youtu", "YoutuForCausalLM", "youtu"},
     {Architecture::mistral4, "Mistral Small 4", "Mistral4ForCausalLM", "mistral4"},
     {Architecture::sarvam_mla, "Sarvam MLA", "SarvamMLAForCausalLM", "sarvam_mla"},
+    {Architecture::deepseek_v32, "DeepSeek-V3.2", "DeepseekV32ForCausalLM", "deepseek_v32"},
+    {Architecture::glm_moe_dsa, "GLM-5", "GlmMoeDsaForCausalLM", "glm_moe_dsa"},
 }};
+
+constexpr bool has_indexer(Architecture architecture) {
+    return architecture == Architecture::deepseek_v32 || architecture == Architecture::glm_moe_dsa;
+}
 
 // Models that also see: one of the families stands in their config.json under a key of its own, and
 // its tensors under a prefix. What else the files hold is left out by these lists.

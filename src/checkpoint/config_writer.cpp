@@ -174,6 +174,22 @@ Json common_json(const ModelConfig& config, DType dtype) {
 
 }  // namespace
 
+namespace {
+
+Json indexer_json(const ModelConfig& config) {
+    const IndexerConfig& indexer = *config.indexer;
+    Json json = {{"index_head_dim", indexer.head_dim},
+                 {"index_n_heads", indexer.heads},
+                 {"index_topk", indexer.top_k},
+                 {"indexer_rope_interleave", indexer.interleaved}};
+    if (indexer.shared.empty()) return json;
+    for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+        json["indexer_types"].push_back(config.layer_has_indexer(layer) ? "full" : "shared");
+    return json;
+}
+
+}  // namespace
+
 std::string eagle3_config_json_of(const Eagle3Config& config, DType dtype) {
     Json json;
     json["architectures"] = {"Eagle3DeepseekV2ForCausalLM"};
@@ -197,6 +213,7 @@ std::string config_json_of(const ModelConfig& config, DType dtype) {
     json["architectures"] = {family.class_name};
     json["model_type"] = family.model_type;
     json.update(common_json(config, dtype));
+    if (config.indexer) json.update(indexer_json(config));
     const WrapperWords* wrapper = words_of(config.wrapper);
     if (wrapper == nullptr) return json.dump(2) + "\n";
     Json outer;

@@ -14,7 +14,7 @@ struct KnownModel {
     Wrapper wrapper;
     std::int64_t layers, hidden, heads, experts, vocabulary;
 };
-constexpr std::array<KnownModel, 13> kKnownModels = {{
+constexpr std::array<KnownModel, 15> kKnownModels = {{
     {"DeepSeek-V2", Architecture::deepseek_v2, Wrapper::none, 60, 5120, 128, 160, 102400},
     {"DeepSeek-V2-Lite", Architecture::deepseek_v2, Wrapper::none, 27, 2048, 16, 64, 102400},
     {"DeepSeek-V3, V3.1 or R1", Architecture::deepseek_v3, Wrapper::none, 61, 7168, 128, 256,
@@ -29,6 +29,8 @@ constexpr std::array<KnownModel, 13> kKnownModels = {{
     {"Kimi K2", Architecture::kimi_k2, Wrapper::none, 61, 7168, 64, 384, 163840},
     {"Kimi K2.5 or K2.6", Architecture::kimi_k2, Wrapper::kimi_k25, 61, 7168, 64, 384, 163840},
     {"GLM-4.7-Flash", Architecture::glm4_moe_lite, Wrapper::none, 47, 2048, 20, 64, 154880},
+    {"DeepSeek-V3.2", Architecture::deepseek_v32, Wrapper::none, 61, 7168, 128, 256, 129280},
+    {"GLM-5, 5.1, 5.2 or 5.3", Architecture::glm_moe_dsa, Wrapper::none, 78, 6144, 64, 256, 154880},
     {"Youtu-LLM-2B", Architecture::youtu, Wrapper::none, 32, 2048, 16, 0, 128256},
     {"Mistral Small 4", Architecture::mistral4, Wrapper::mistral3, 36, 4096, 32, 128, 131072},
     {"Sarvam-105B", Architecture::sarvam_mla, Wrapper::none, 32, 4096, 64, 128, 262144},

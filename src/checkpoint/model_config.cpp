@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // config.json → ModelConfig. Defaults of absent fields are those of the published configuration
 // classes (configuration_deepseek_v2.py, _v3.py, configuration_glm4_moe_lite.py,
-// configuration_youtu.py, configuration_mistral4.py, vLLM's sarvam.py); sizes that no checkpoint
-// leaves out must be there.
+// configuration_youtu.py, configuration_mistral4.py, configuration_deepseek_v32.py,
+// configuration_glm_moe_dsa.py, vLLM's sarvam.py); sizes that no checkpoint leaves out must be
+// there.
 #include "checkpoint/model_config.hpp"
 
 #include <algorithm>
@@ -69,8 +70,15 @@ constexpr Defaults defaults_of(Architecture architecture) {
                     .first_k_dense_replace = 0};
         case Architecture::sarvam_mla:
             return {.q_lora_rank = 0, .n_group = 16, .topk_group = 2, .first_k_dense_replace = 1};
+        case Architecture::glm_moe_dsa:
+            return {.q_lora_rank = 2048,
+                    .head_dims = {192, 256},
+                    .n_group = 1,
+                    .topk_group = 1,
+                    .rms_norm_eps = 1e-5};
         case Architecture::deepseek_v3:
         case Architecture::kimi_k2:
+        case Architecture::deepseek_v32:
             break;
     }
     return {};
@@ -356,6 +364,7 @@ Expected<ModelConfig> parse_model_config(std::string_view json_text, std::string
     ConfigFields fields(*family.text, family.place);
     read_sizes(fields, config);
     read_attention(fields, config);
+    read_indexer(fields, config);
     read_experts(fields, config);
     read_rope(fields, config);
     read_quantization(fields, config);

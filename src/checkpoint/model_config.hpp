@@ -25,6 +25,8 @@ enum class Architecture : std::uint8_t {
     youtu,
     mistral4,
     sarvam_mla,
+    deepseek_v32,
+    glm_moe_dsa,
 };
 std::string_view name_of(Architecture architecture);
 
@@ -66,6 +68,21 @@ struct Quantization {
 // True for the matrices of heads: lm_head and shared_head.head, without ".weight".
 bool names_head(std::string_view matrix);
 
+// Sparse attention: a layer's indexer scores the keys that a token sees, and the token attends to
+// the best of them.
+struct IndexerConfig {
+    std::int64_t heads = 0;     // index_n_heads
+    std::int64_t head_dim = 0;  // index_head_dim, of which the first 64 columns are rotated
+    std::int64_t top_k = 0;     // index_topk
+    // Rotated pairs are (2i, 2i + 1), as in attention; otherwise (i, i + 32).
+    bool interleaved = false;
+    // Layers without an indexer, which attend to the keys that the last one before them chose; a
+    // layer beyond the list has one.
+    std::vector<bool> shared = {};
+
+    bool operator==(const IndexerConfig&) const = default;
+};
+
 struct ModelConfig {
     Architecture architecture = Architecture::deepseek_v3;
     Wrapper wrapper = Wrapper::none;
@@ -79,7 +96,8 @@ struct ModelConfig {
     std::int64_t qk_rope_head_dim = 64;   // fixed by the rotary operations
     std::int64_t qk_nope_head_dim = 128;  // these two are a pair of kHeadDims
     std::int64_t v_head_dim = 128;
-    bool attention_bias = false;  // only false is supported
+    bool attention_bias = false;           // only false is supported
+    std::optional<IndexerConfig> indexer;  // absent: a token attends to all keys that it sees
     std::int64_t intermediate_size = 0;
     std::int64_t moe_intermediate_size = 0;
     std::int64_t first_k_dense_replace = 0;
@@ -117,6 +135,11 @@ struct ModelConfig {
     KeyDims key_dims() const { return {kv_lora_rank, qk_rope_head_dim}; }
     HeadDims head_dims() const { return {qk_nope_head_dim, v_head_dim}; }
     std::int64_t query_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
+    // MTP layers, which lie behind the last, have one of their own.
+    bool layer_has_indexer(std::int64_t layer) const {
+        return indexer && (layer >= std::ssize(indexer->shared) ||
+                           !indexer->shared[static_cast<std::size_t>(layer)]);
+    }
     bool layer_is_moe(std::int64_t layer) const {
         return n_routed_experts > 0 && layer >= first_k_dense_replace &&
                layer % moe_layer_freq == 0;

@@ -7,7 +7,8 @@
 //   x = mix(fnv1a64(name) + (seed + 1)·0x9E3779B97F4A7C15 + i·0xD1B54A32D192ED03)   mod 2^64, mix
 //   of splitmix64 u = (x >> 40)·2^-24, in [0, 1);  all below in double, then rounded to f32, then
 //   to the stored dtype matrices [n, k]           (2u − 1)·sqrt(3/k)      variance 1/k embeddings
-//   (2u − 1) norms                     1 + 0.25·(2u − 1) e_score_correction_bias   0.1·u FP8 codes
+//   (2u − 1) norms                     1 + 0.25·(2u − 1) e_score_correction_bias   0.1·u biases of
+//   norms   0.25·(2u − 1) FP8 codes
 //   (2u − 1)·448 weight_scale_inv          sqrt(3/k)/448·(0.5 + u)  k is the width of the matrix it
 //   scales; of quantized ones sqrt(3/k)/L·(0.5 + u), L the largest code (8, 128; 6 of NVFP4's
 //   weight_scale_2 and input_scale); NVFP4's weight_scale 0.5 + u. Their codes are the topmost bits

@@ -159,6 +159,27 @@ SyntheticModel tiny_glm() {
     return model;
 }
 
+// Indexers choose 32 keys, so that the choice bites in tests.
+SyntheticModel tiny_v32() {
+    SyntheticModel model = tiny_v3();
+    model.config.architecture = Architecture::deepseek_v32;
+    model.config.indexer = {.heads = 8, .head_dim = 128, .top_k = 32};
+    return model;
+}
+
+SyntheticModel tiny_glm5() {
+    SyntheticModel model = tiny_glm();
+    ModelConfig& config = model.config;
+    config.architecture = Architecture::glm_moe_dsa;
+    config.routed_scaling_factor = 2.5;
+    config.indexer = {.heads = 4,
+                      .head_dim = 128,
+                      .top_k = 32,
+                      .interleaved = true,
+                      .shared = {false, true, false}};
+    return model;
+}
+
 SyntheticModel glm_flash(std::int64_t layers) {
     SyntheticModel model{.config = glm_config()};
     ModelConfig& config = model.config;
@@ -219,6 +240,8 @@ constexpr std::array<Preset, 12> kPresets = {{
     {"tiny-v2", tiny_v2},
     {"tiny-v3", tiny_v3},
     {"tiny-glm", tiny_glm},
+    {"tiny-v32", tiny_v32},
+    {"tiny-glm5", tiny_glm5},
     {"tiny-mistral4", tiny_mistral4},
     {"bench-128h", [] { return bench(128); }},
     {"bench-16h", [] { return bench(16); }},

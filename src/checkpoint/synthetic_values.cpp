@@ -91,6 +91,8 @@ Affine affine_of(const TensorSpec& spec) {
             return {1.0, 2.0, -1.0, 0.0};
         case TensorRole::norm:
             return {0.25, 2.0, -1.0, 1.0};
+        case TensorRole::norm_bias:
+            return {0.25, 2.0, -1.0, 0.0};
         case TensorRole::router_bias:
             return {0.1, 1.0, 0.0, 0.0};
         case TensorRole::scale:

@@ -135,6 +135,7 @@ class Lister {
     void decoder_layer(const std::string& prefix, std::int64_t layer) {
         norm(prefix + "input_layernorm.weight", config_.hidden_size);
         attention(prefix + "self_attn.", config_.hidden_size);
+        if (config_.layer_has_indexer(layer)) indexer(prefix + "self_attn.indexer.");
         norm(prefix + "post_attention_layernorm.weight", config_.hidden_size);
         if (config_.layer_is_moe(layer))
             experts(prefix + "mlp.");
@@ -159,6 +160,15 @@ class Lister {
         projection(prefix + "kv_b_proj", heads * (config_.qk_nope_head_dim + config_.v_head_dim),
                    config_.kv_lora_rank);
         projection(prefix + "o_proj", config_.hidden_size, heads * config_.v_head_dim);
+    }
+
+    void indexer(const std::string& prefix) {
+        const IndexerConfig& rule = *config_.indexer;
+        projection(prefix + "wq_b", rule.heads * rule.head_dim, config_.q_lora_rank);
+        projection(prefix + "wk", rule.head_dim, config_.hidden_size);
+        norm(prefix + "k_norm.weight", rule.head_dim);
+        add(prefix + "k_norm.bias", TensorRole::norm_bias, plain_type_, {rule.head_dim}, 0);
+        matrix(prefix + "weights_proj.weight", TensorRole::router, rule.heads, config_.hidden_size);
     }
 
     void feed_forward(const std::string& prefix, std::int64_t width) {

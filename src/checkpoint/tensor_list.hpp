@@ -17,8 +17,9 @@ namespace espalier::checkpoint {
 enum class TensorRole : std::uint8_t {
     embedding,    // embed_tokens, also the one an MTP layer may repeat
     head,         // lm_head, shared_head.head
-    norm,         // 1-D weights of RMS norms
-    router,       // mlp.gate.weight
+    norm,         // 1-D weights of norms
+    norm_bias,    // indexer.k_norm.bias
+    router,       // mlp.gate.weight and indexer.weights_proj.weight: products in f32
     router_bias,  // mlp.gate.e_score_correction_bias, always f32
     projection,   // every other matrix; the only role stored as FP8 or as quantized codes
     scale,        // weight_scale_inv of an FP8 projection, weight_scale of integers, weight_scale_2

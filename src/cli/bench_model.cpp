@@ -138,7 +138,7 @@ class StepBench {
         };
         ESPALIER_ASSIGN_OR_RETURN(const double seconds,
                                   time_forward(std::max(1, options_.repetitions / 2), feed));
-        add_row("prompt", {length, 0, batch::decompressed_below(length), 1}, seconds);
+        add_row("prompt", {length, 0, sequence.decompressed_below(), 1}, seconds);
         return {};
     }
 

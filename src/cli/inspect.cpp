@@ -44,9 +44,13 @@ struct InspectOptions {
 std::string attention_text(const checkpoint::ModelConfig& c) {
     const std::string query =
         c.q_lora_rank > 0 ? fmt::format("q_lora {}", c.q_lora_rank) : "no q_lora";
-    return fmt::format("{} heads, keys of {} + {} with rope, values of {}; {}, kv_lora {}",
+    const std::string chosen =
+        c.indexer ? fmt::format("; the {} keys that {} index heads of {} choose", c.indexer->top_k,
+                                c.indexer->heads, c.indexer->head_dim)
+                  : "";
+    return fmt::format("{} heads, keys of {} + {} with rope, values of {}; {}, kv_lora {}{}",
                        c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim,
-                       query, c.kv_lora_rank);
+                       query, c.kv_lora_rank, chosen);
 }
 
 std::string layers_text(const checkpoint::ModelConfig& c) {

@@ -78,15 +78,19 @@ Expected<void> WindowBatch::fill_cache() {
         std::iota(slots.begin(), slots.end(),
                   (cache::kNullPage + 1 + sequence * pages_) * std::int64_t{cache::kPageTokens});
         ESPALIER_ASSIGN_OR_RETURN(const Buffer places, on_device(device, slots));
-        for (std::int64_t layer = 0; layer < loaded_.model->config().num_hidden_layers; ++layer) {
+        const std::vector<cache::Plane>& planes = storage_.layout().planes;
+        for (std::size_t plane = 0; plane < planes.size(); ++plane) {
+            const KeyDims& columns = planes[plane].columns;
+            CHECK(columns.key() <= keys.key(), "{} columns of {}", columns.key(),
+                  planes[plane].name);
             mla::AppendCall call;
             call.tokens = shape_.depth;
             call.latent = latents.as<float>();
             call.latent_stride = keys.key();
-            call.rope = latents.as<float>() + keys.latent;
+            call.rope = latents.as<float>() + columns.latent;
             call.rope_stride = keys.key();
             call.slot = places.as<std::int64_t>();
-            call.kv = storage_.target(layer);
+            call.kv = storage_.pages(plane);
             ESPALIER_RETURN_IF_ERROR(loaded_.kernels->append(context, call));
         }
         ESPALIER_RETURN_IF_ERROR(device.synchronize(device.stream()));

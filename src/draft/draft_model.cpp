@@ -6,6 +6,7 @@
 
 #include "base/for_what.hpp"
 #include "base/limits.hpp"
+#include "model/deepseek.hpp"
 #include "ops/rank_terms.hpp"
 
 namespace espalier::draft {
@@ -27,7 +28,9 @@ mla::Capacities attention_of(const NetworkShape& shape, int workers, const PassL
             .max_kv_len = static_cast<std::int32_t>(limits.max_kv_len),
             .total_splits = limits.max_splits,
             .workers = workers,
-            .decompressed = false};
+            .decompressed = false,
+            .index_heads = model::index_heads(shape.config),
+            .index_width = shape.config.indexer ? shape.config.indexer->head_dim : 0};
 }
 
 std::size_t scratch_bytes(const NetworkShape& shape, const ops::Backend& backend,
@@ -94,8 +97,8 @@ DraftModel::DraftModel(std::unique_ptr<Network> network, const Machine& machine,
     a_.attention_plan = attention_plan_.data();
 }
 
-mla::KvPages DraftModel::scaled(const mla::KvPages& pages) const {
-    return network_->layer().attention.scaled(pages);
+cache::LayerPages DraftModel::scaled(const cache::LayerPages& pages) const {
+    return {network_->layer().attention.scaled(pages.latents), pages.index_keys};
 }
 
 model::DecoderParts DraftModel::parts() { return {rule_, backend_, kernels_, a_, context_}; }
@@ -111,7 +114,7 @@ void DraftModel::enter(const TokenView& tokens, const Matrix& before) {
 }
 
 Expected<void> DraftModel::write_kv(const TokenView& tokens, const Matrix& before,
-                                    const mla::KvPages& kv) {
+                                    const cache::LayerPages& kv) {
     enter(tokens, before);
     batch::BatchView view;
     view.cap_tokens = tokens.count;
@@ -120,9 +123,9 @@ Expected<void> DraftModel::write_kv(const TokenView& tokens, const Matrix& befor
 }
 
 // The plan comes first: attention then reads it, and its first keys, before its queries are there.
-Expected<Matrix> DraftModel::logits(const batch::BatchView& batch, const mla::KvPages& pages,
+Expected<Matrix> DraftModel::logits(const batch::BatchView& batch, const cache::LayerPages& pages,
                                     const Matrix& after) {
-    const mla::KvPages kv = scaled(pages);
+    const cache::LayerPages kv = scaled(pages);
     const model::DecoderLayer layer(parts(), network_->layer());
     ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, kv));
     ESPALIER_RETURN_IF_ERROR(layer.finish(batch, kv));
@@ -130,9 +133,10 @@ Expected<Matrix> DraftModel::logits(const batch::BatchView& batch, const mla::Kv
 }
 
 Expected<Matrix> DraftModel::write_kv_and_logits(const batch::BatchView& batch,
-                                                 const Matrix& before, const mla::KvPages& pages,
+                                                 const Matrix& before,
+                                                 const cache::LayerPages& pages,
                                                  const Matrix& after) {
-    const mla::KvPages kv = scaled(pages);
+    const cache::LayerPages kv = scaled(pages);
     const model::DecoderLayer layer(parts(), network_->layer());
     ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, kv));
     enter({batch.cap_tokens, batch.tokens, batch.position, batch.slot}, before);

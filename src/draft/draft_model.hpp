@@ -10,6 +10,7 @@
 #include "base/op_context.hpp"
 #include "batch/batch_view.hpp"
 #include "batch/captured_steps.hpp"
+#include "cache/kv_storage.hpp"
 #include "draft/network.hpp"
 #include "mla/contract.hpp"
 #include "model/activations.hpp"
@@ -63,14 +64,15 @@ class DraftModel {
     // taps [n, taps] → states [n, state]: in `room`, or the taps themselves.
     Matrix combine(const Matrix& taps, const Matrix& room);
     // The KV of the tokens, into their slots; before [count, state].
-    Expected<void> write_kv(const TokenView& tokens, const Matrix& before, const mla::KvPages& kv);
+    Expected<void> write_kv(const TokenView& tokens, const Matrix& before,
+                            const cache::LayerPages& kv);
     // The rest of the layer for the batch, whose tokens are the first of the last write_kv; after
     // [tokens, state] gets their states. Logits [tokens, vocabulary], good until the next call.
-    Expected<Matrix> logits(const batch::BatchView& batch, const mla::KvPages& kv,
+    Expected<Matrix> logits(const batch::BatchView& batch, const cache::LayerPages& kv,
                             const Matrix& after);
     // Both for all tokens of the batch, with fewer operations; before [tokens, state].
     Expected<Matrix> write_kv_and_logits(const batch::BatchView& batch, const Matrix& before,
-                                         const mla::KvPages& kv, const Matrix& after);
+                                         const cache::LayerPages& kv, const Matrix& after);
 
     // For tests: 0xFF in everything that earlier passes may have left and none may read.
     Expected<void> poison();
@@ -80,7 +82,7 @@ class DraftModel {
                Buffer activations, Buffer scratch, Buffer plan);
 
     model::DecoderParts parts();
-    mla::KvPages scaled(const mla::KvPages& pages) const;  // by the network's own scale
+    cache::LayerPages scaled(const cache::LayerPages& pages) const;  // by the network's own scale
     void enter(const TokenView& tokens, const Matrix& before);
     Matrix leave(const batch::BatchView& batch, const Matrix& after);
 

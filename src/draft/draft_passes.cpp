@@ -84,7 +84,7 @@ Expected<void> DraftPasses::warm_up() {
         cache_.storage.layout().layer(cache::Plane::Of::draft, cache_.layer);
     ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
                               cache::KvStorage::create(context.device, layout, 2));
-    const mla::KvPages kv = storage.draft(cache_.layer);
+    const cache::LayerPages kv = storage.layer(cache::Plane::Of::draft, cache_.layer);
     const std::array<std::int32_t, 1> token = {0};
     const std::array<std::int32_t, 1> pages = {cache::kNullPage + 1};
     batch::RowSpec row;

@@ -101,7 +101,7 @@ class DraftPasses {
                 const DraftCache& cache, const model::Taps& taps);
     Expected<void> allocate();
     Expected<void> warm_up();
-    mla::KvPages kv() { return cache_.storage.draft(cache_.layer); }
+    cache::LayerPages kv() { return cache_.storage.layer(cache::Plane::Of::draft, cache_.layer); }
     Matrix tails() const { return cache_.storage.tail_states(cache_.layer); }
 
     std::unique_ptr<DraftModel> model_;

@@ -9,18 +9,18 @@
 
 namespace espalier::draft {
 
-cache::KvLayout layout_with(const cache::KvLayout& target,
-                            std::span<const std::int64_t> state_widths) {
+cache::KvLayout layout_with(const cache::KvLayout& target, std::span<const DraftPlanes> drafts) {
     using cache::Plane;
     cache::KvLayout layout = target;
-    for (std::int64_t draft = 0; draft < std::ssize(state_widths); ++draft) {
+    for (std::int64_t draft = 0; draft < std::ssize(drafts); ++draft) {
+        const DraftPlanes& own = drafts[static_cast<std::size_t>(draft)];
         for (Plane plane : target.layer(Plane::Of::target, 0).planes) {
+            if (plane.name == cache::kIndexKeys && !own.indexer) continue;
             plane.model = Plane::Of::draft;
             plane.layer = draft;
             layout.planes.push_back(plane);
         }
-        layout.planes.push_back(
-            cache::tail_plane(draft, state_widths[static_cast<std::size_t>(draft)]));
+        layout.planes.push_back(cache::tail_plane(draft, own.state_width));
     }
     return layout;
 }
@@ -33,9 +33,10 @@ std::vector<std::unique_ptr<Network>> DraftSet::networks() const {
 }
 
 cache::KvLayout DraftSet::layout() const {
-    std::vector<std::int64_t> widths;
-    for (const auto& network : networks()) widths.push_back(network->shape().state);
-    return layout_with(target.kv_layout(), widths);
+    std::vector<DraftPlanes> planes;
+    for (const auto& network : networks())
+        planes.push_back({network->shape().state, network->shape().config.indexer.has_value()});
+    return layout_with(target.kv_layout(), planes);
 }
 
 Expected<model::TapMemory> DraftSet::make_taps(std::int64_t max_tokens) const {

@@ -20,10 +20,15 @@
 
 namespace espalier::draft {
 
+// What pages hold for a draft model beside latents.
+struct DraftPlanes {
+    std::int64_t state_width = 0;
+    bool indexer = false;  // its layer has one
+};
+
 // A target's layout with one layer for each draft model, of the planes that the target's first
-// layer has, and their tail states, of these widths.
-cache::KvLayout layout_with(const cache::KvLayout& target,
-                            std::span<const std::int64_t> state_widths);
+// layer has (index keys where the draft's has an indexer too), and their tail states.
+cache::KvLayout layout_with(const cache::KvLayout& target, std::span<const DraftPlanes> drafts);
 
 struct DraftSet {
     const model::DeepseekModel& target;

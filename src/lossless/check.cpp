@@ -143,8 +143,10 @@ class Check {
         if (work_.random_drafter) add_random(work_.seed, work_.drafter);
         for (std::size_t i = 0; i < work_.more_drafters.size(); ++i)
             add_random(work_.seed + 1 + i, work_.more_drafters[i]);
-        ESPALIER_ASSIGN_OR_RETURN(stepper_,
-                                  engine::Stepper::create(std::move(parts), work_.settings));
+        engine::StepperSettings settings = work_.settings;
+        if (const auto& indexer = subject_.model.config().indexer)
+            settings.schedule.decompressed_keys = indexer->top_k;
+        ESPALIER_ASSIGN_OR_RETURN(stepper_, engine::Stepper::create(std::move(parts), settings));
         return {};
     }
 

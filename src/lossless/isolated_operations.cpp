@@ -39,6 +39,11 @@ class Operation {
             check(device, name, at);
     }
 
+    static void check(IsolatedDevice& device, std::string_view name, const mla::KeyLists& lists) {
+        check(device, name, static_cast<const void*>(lists.slots));
+        check(device, name, static_cast<const void*>(lists.count));
+    }
+
     static void check(IsolatedDevice& device, std::string_view name,
                       const ops::DraftGrowth& growth) {
         for (const void* at :
@@ -125,6 +130,17 @@ class IsolatedBackend final : public ops::Backend {
         const Operation open(device_, "scale_queries", position, queries);
         inner_->scale_queries(context, position, scaling, queries);
     }
+    void layer_norm(OpContext& context, const Matrix& x, const float* weight, const float* bias,
+                    float epsilon, const Matrix& out) const override {
+        const Operation open(device_, "layer_norm", x, weight, bias, out);
+        inner_->layer_norm(context, x, weight, bias, epsilon, out);
+    }
+    void rope_halves(OpContext& context, const Matrix& from, std::int64_t from_step,
+                     std::int32_t heads, const Matrix& cos_sin, const Matrix& to,
+                     std::int64_t to_step) const override {
+        const Operation open(device_, "rope_halves", from, cos_sin, to);
+        inner_->rope_halves(context, from, from_step, heads, cos_sin, to, to_step);
+    }
     void convert(OpContext& context, const Matrix& from, std::int64_t from_step, std::int32_t heads,
                  std::int64_t width, const Matrix& to, std::int64_t to_step) const override {
         const Operation open(device_, "convert", from, to);
@@ -199,8 +215,8 @@ class IsolatedKernels final : public mla::Kernels {
         : device_(device), inner_(std::move(inner)) {}
 
     Expected<void> absorbed(OpContext& context, const mla::AbsorbedCall& call) const override {
-        const Operation open(device_, "absorbed attention", call.rows, call.q, call.kv.data,
-                             call.out, call.lse, call.plan);
+        const Operation open(device_, "absorbed attention", call.rows, call.lists, call.q,
+                             call.kv.data, call.out, call.lse, call.plan);
         return inner_->absorbed(context, call);
     }
     Expected<void> plan(OpContext& context, const mla::AbsorbedCall& call) const override {
@@ -225,6 +241,12 @@ class IsolatedKernels final : public mla::Kernels {
         const Operation open(device_, "compact", call.source, call.destination, call.kv.data);
         return inner_->compact(context, call);
     }
+    Expected<void> select(OpContext& context, const mla::SelectCall& call) const override {
+        const Operation open(device_, "choosing keys", call.rows, call.lists, call.q, call.weights,
+                             call.keys.data, call.nonfinite);
+        return inner_->select(context, call);
+    }
+    Expected<void> check_indexer() const override { return inner_->check_indexer(); }
     Expected<void> check_dims(const KeyDims& keys, const HeadDims& heads) const override {
         return inner_->check_dims(keys, heads);
     }

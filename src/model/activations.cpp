@@ -49,6 +49,15 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
     a.q = matrix(tokens, heads * config.query_head_dim(), DType::f32);
     a.q_act = matrix(tokens, heads * config.query_head_dim(), act);
     a.q_absorbed = matrix(tokens, heads * (latent + rope), act);
+    if (config.indexer) {
+        const checkpoint::IndexerConfig& indexer = *config.indexer;
+        const std::int64_t queries = indexer.heads * indexer.head_dim;
+        a.index_k = matrix(tokens, indexer.head_dim, DType::f32);
+        a.index_q = matrix(tokens, queries, DType::f32);
+        a.index_q_act = matrix(tokens, queries, act);
+        a.index_weights = matrix(tokens, indexer.heads, DType::f32);
+        a.lists = {ints(tokens * indexer.top_k), ints(tokens), indexer.top_k};
+    }
     a.latent = matrix(tokens, latent, DType::f32);
     a.key_rope = matrix(tokens, rope, DType::f32);
     a.out_latent = matrix(tokens, heads * latent, act);

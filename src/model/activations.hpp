@@ -9,6 +9,7 @@
 #include "base/matrix.hpp"
 #include "base/op_context.hpp"
 #include "checkpoint/model_config.hpp"
+#include "mla/types.hpp"
 #include "model/shard_plan.hpp"
 #include "ops/ops.hpp"
 
@@ -26,7 +27,7 @@ struct Activations {
     // Input of attention's products: the layer's normed input, in place of `normed` unless it is
     // wider.
     Matrix attention_input;  // [T, input width] act
-    Matrix normed_exact;     // [T, hidden] f32, for the router
+    Matrix normed_exact;     // [T, hidden] f32, for the router, and for an indexer's weights
     Matrix cos_sin;          // [T, 64] f32
     Matrix q_a;              // [T, q_lora] f32
     Matrix kv_a;             // [T, 576] f32
@@ -34,15 +35,21 @@ struct Activations {
     Matrix q;                // [T, H·(nope + 64)] f32
     Matrix q_act;            // [T, H·(nope + 64)] act: nope and, decompressed, rotated rope
     Matrix q_absorbed;       // [T, H·576] act
-    Matrix latent;           // [T, 512] f32
-    Matrix key_rope;         // [T, 64] f32
-    Matrix out_latent;       // [T, H·512] act
-    Matrix out;              // [T, H·value] act
-    Matrix all_out;          // [T, H·value of all ranks] act, where o reads others' heads
-    Matrix gate_up;          // [T, 2·width] f32: dense layers and shared experts
-    Matrix gated;            // [T, width] act
-    Matrix shared_out;       // [T, hidden] f32, on ranks [segments here · T, hidden]
-    Matrix router_logits;    // [T, experts] f32
+    // Of an indexer; empty: there is none.
+    Matrix index_k;         // [T, width] f32
+    Matrix index_q;         // [T, heads·width] f32
+    Matrix index_q_act;     // [T, heads·width] act
+    Matrix index_weights;   // [T, heads] f32
+    mla::KeyLists lists{};  // [T, top_k]: keys that the last indexer chose
+    Matrix latent;          // [T, 512] f32
+    Matrix key_rope;        // [T, 64] f32
+    Matrix out_latent;      // [T, H·512] act
+    Matrix out;             // [T, H·value] act
+    Matrix all_out;         // [T, H·value of all ranks] act, where o reads others' heads
+    Matrix gate_up;         // [T, 2·width] f32: dense layers and shared experts
+    Matrix gated;           // [T, width] act
+    Matrix shared_out;      // [T, hidden] f32, on ranks [segments here · T, hidden]
+    Matrix router_logits;   // [T, experts] f32
     ops::ExpertPlan plan{};
     Matrix pair_gate_up;                // [T·top_k, 2·I] f32
     Matrix pair_gated;                  // [T·top_k, I] act

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/cost.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "checkpoint/tensor_list.hpp"
@@ -25,6 +26,20 @@ std::int64_t attention_parameters(const ModelConfig& c) {
            heads * c.v_head_dim * c.hidden_size;
 }
 
+// Matrices of an indexer that are stored as attention's are.
+std::int64_t indexer_parameters(const ModelConfig& c) {
+    const checkpoint::IndexerConfig& indexer = *c.indexer;
+    return indexer.heads * indexer.head_dim * c.q_lora_rank + indexer.head_dim * c.hidden_size;
+}
+
+// Multiplications of one index query with one key in all layers.
+double index_columns(const ModelConfig& c) {
+    std::int64_t columns = 0;
+    for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer)
+        if (c.layer_has_indexer(layer)) columns += c.indexer->heads * c.indexer->head_dim;
+    return static_cast<double>(columns);
+}
+
 // Multiplications of one absorbed query with one key: scores, then values.
 double absorbed_columns(const ModelConfig& c) {
     return static_cast<double>(c.key_dims().key() + c.key_dims().latent);
@@ -37,7 +52,8 @@ std::int64_t expert_parameters(const ModelConfig& c) {
 struct LayerParameters {
     std::int64_t fixed = 0;    // read whatever the router says
     std::int64_t routed = 0;   // all routed experts
-    std::int64_t router = 0;   // of the fixed ones
+    std::int64_t router = 0;   // of the fixed ones, f32, and an indexer's weights
+    std::int64_t indexer = 0;  // of the fixed ones, its other matrices
     std::int64_t vectors = 0;  // norms and the router's bias; not among the fixed ones
 };
 
@@ -45,12 +61,18 @@ LayerParameters layer_parameters(const ModelConfig& c, std::int64_t layer) {
     LayerParameters p;
     p.fixed = attention_parameters(c);
     p.vectors = 2 * c.hidden_size + c.q_lora_rank + c.kv_lora_rank;
+    if (c.layer_has_indexer(layer)) {
+        p.indexer = indexer_parameters(c);
+        p.router = c.indexer->heads * c.hidden_size;
+        p.fixed += p.indexer + p.router;
+        p.vectors += 2 * c.indexer->head_dim;
+    }
     if (!c.layer_is_moe(layer)) {
         p.fixed += 3 * c.hidden_size * c.intermediate_size;
         return p;
     }
-    p.router = c.hidden_size * c.n_routed_experts;
-    p.fixed += p.router + c.n_shared_experts * expert_parameters(c);
+    p.router += c.hidden_size * c.n_routed_experts;
+    p.fixed += c.hidden_size * c.n_routed_experts + c.n_shared_experts * expert_parameters(c);
     p.routed = c.n_routed_experts * expert_parameters(c);
     if (c.topk_method == checkpoint::TopkMethod::noaux_tc) p.vectors += c.n_routed_experts;
     return p;
@@ -84,8 +106,8 @@ namespace {
 
 // Bytes that a layer reads whatever the router says; the router itself is f32.
 double fixed_bytes(const ModelConfig& c, const LayerParameters& p, const StepFormats& formats) {
-    const std::int64_t attention = attention_parameters(c) - kv_b_parameters(c);
-    const std::int64_t feed_forward = p.fixed - p.router - attention_parameters(c);
+    const std::int64_t attention = attention_parameters(c) - kv_b_parameters(c) + p.indexer;
+    const std::int64_t feed_forward = p.fixed - p.router - p.indexer - attention_parameters(c);
     return (static_cast<double>(attention) * formats.attention.bits_per_weight() +
             static_cast<double>(kv_b_parameters(c)) * formats.kv_b.bits_per_weight() +
             static_cast<double>(feed_forward) * formats.feed_forward.bits_per_weight()) /
@@ -108,8 +130,17 @@ StepCost step_cost(const ModelConfig& c, const StepFormats& formats, const StepS
     };
     const auto decompressed = static_cast<double>(shape.decompressed);
     const auto sequences = static_cast<double>(shape.sequences);
-    const double absorbed_pairs =
-        sequences * pairs_of(decompressed, (tokens - decompressed) / sequences);
+    // Queries of sparse attention score all keys that they see, and attend to top_k at most.
+    const double own = (tokens - decompressed) / sequences;
+    const double scored_pairs = sequences * pairs_of(decompressed, own);
+    double absorbed_pairs = scored_pairs;
+    if (c.indexer) {
+        const auto most = static_cast<double>(c.indexer->top_k);
+        const double seen = static_cast<double>(shape.depth) + decompressed;
+        const double all = std::clamp(most - seen, 0.0, own);  // tokens that see no more
+        absorbed_pairs = sequences * (pairs_of(decompressed, all) + (own - all) * most);
+        cost.flops += 2 * scored_pairs * index_columns(c);
+    }
     const double decompressed_pairs = pairs_of(0, decompressed);
     const auto heads = static_cast<double>(c.num_attention_heads);
     const double attention_flops =
@@ -162,6 +193,12 @@ std::uint64_t rounded_bytes(const ModelConfig& config, WeightCode code, bool hea
 
 PairCost pair_cost(const ModelConfig& c) {
     const auto layers = static_cast<double>(c.num_hidden_layers * c.num_attention_heads);
+    // One more key beyond those that an indexer chooses costs its score alone.
+    if (c.indexer) {
+        const double scores = 2 * index_columns(c);
+        const double token = step_cost(c, StepFormats{}, StepShape{}).flops;
+        return {.absorbed = scores / token, .decompressed = scores / token};
+    }
     const double absorbed = 2 * layers * absorbed_columns(c);
     // The weights' type counts bytes only. A token alone sees itself: that pair is taken off.
     const double token = step_cost(c, StepFormats{}, StepShape{}).flops - absorbed;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/decoder_layer.hpp"
 
+#include <cmath>
+
 #include "model/rope_scaling.hpp"
 #include "ops/rank_terms.hpp"
 
@@ -9,6 +11,7 @@ namespace {
 
 // The norms of q_a and kv_a do not follow config.rms_norm_eps in the published models.
 constexpr float kLowRankEpsilon = 1e-6f;
+constexpr float kIndexEpsilon = 1e-6f;  // likewise that of the index keys' layer norm
 
 ops::RouterRule router_rule(const checkpoint::ModelConfig& config) {
     using checkpoint::ScoringFunction;
@@ -42,6 +45,19 @@ ops::QueryScaling query_scaling(const checkpoint::ModelConfig& config) {
             static_cast<std::int32_t>(config.yarn->original_max_position_embeddings)};
 }
 
+std::optional<IndexRule> index_rule(const checkpoint::ModelConfig& config) {
+    if (!config.indexer) return std::nullopt;
+    const checkpoint::IndexerConfig& indexer = *config.indexer;
+    const auto inverse_root = [](std::int64_t n) {
+        return static_cast<float>(1.0 / std::sqrt(static_cast<double>(n)));
+    };
+    return IndexRule{.heads = static_cast<std::int32_t>(indexer.heads),
+                     .top_k = indexer.top_k,
+                     .scale = inverse_root(indexer.head_dim),
+                     .weight_scale = inverse_root(indexer.heads),
+                     .interleaved = indexer.interleaved};
+}
+
 }  // namespace
 
 DecoderRule::DecoderRule(const checkpoint::ModelConfig& config, const Shard& shard)
@@ -51,17 +67,69 @@ DecoderRule::DecoderRule(const checkpoint::ModelConfig& config, const Shard& sha
       softmax_scale(model::softmax_scale(config)),
       rope{inverse_frequencies(config), rope_magnitude(config)},
       scaling(query_scaling(config)),
-      router(router_rule(config)) {}
+      router(router_rule(config)),
+      index(index_rule(config)) {}
 
 Matrix DecoderLayer::normed_input(std::int64_t tokens, Input given) const {
     const Matrix input = a_.attention_input.slice(0, tokens);
     if (given == Input::residual && !weights_.input_norm.empty())
         backend_.rms_norm(context_, a_.residual.slice(0, tokens), weights_.input_norm.data(),
-                          rule_.epsilon, input, {});
+                          rule_.epsilon, input, exact_input(weights_, tokens));
     return input;
 }
 
-ops::KeysCall DecoderLayer::keys_call(const batch::BatchView& batch, const mla::KvPages& kv) const {
+Matrix DecoderLayer::exact_input(const LayerWeights& weights, std::int64_t tokens) const {
+    return weights.attention.indexer ? a_.normed_exact.slice(0, tokens) : Matrix{};
+}
+
+bool DecoderLayer::chooses(const batch::BatchView& batch) const {
+    return rule_.index && batch.absorbed.max_kv_len - rule_.first_slot > rule_.index->top_k;
+}
+
+ops::IndexKeysCall DecoderLayer::index_keys_call(const batch::BatchView& batch,
+                                                 const cache::LayerPages& kv) const {
+    const auto& weights = weights_.attention.indexer;
+    if (!weights) return {};
+    const std::int64_t tokens = batch.cap_tokens;
+    ops::IndexKeysCall call{.w = weights->k.view(),
+                            .keys = a_.index_k.slice(0, tokens),
+                            .norm_weight = weights->k_norm.data(),
+                            .norm_bias = weights->k_bias.data(),
+                            .epsilon = kIndexEpsilon,
+                            .interleaved = rule_.index->interleaved};
+    call.append.tokens = tokens;
+    call.append.slot = batch.slot;
+    call.append.kv = kv.index_keys;
+    call.append.nonfinite = a_.nonfinite;
+    return call;
+}
+
+ops::IndexCall DecoderLayer::index_call(const batch::BatchView& batch,
+                                        const cache::LayerPages& kv) const {
+    const auto& weights = weights_.attention.indexer;
+    if (!weights || !chooses(batch)) return {};
+    const std::int64_t absorbed = batch.cap_absorbed;
+    ops::IndexCall call{.q = weights->q.view(),
+                        .weights = weights->weights.view(),
+                        .input = a_.normed_exact.slice(0, absorbed),
+                        .queries = a_.index_q.slice(0, absorbed),
+                        .q_act = a_.index_q_act.slice(0, absorbed),
+                        .head_weights = a_.index_weights.slice(0, absorbed),
+                        .interleaved = rule_.index->interleaved};
+    call.select.rows = batch.absorbed;
+    call.select.rows.first_slot = rule_.first_slot;
+    call.select.heads = rule_.index->heads;
+    call.select.weight_scale = rule_.index->weight_scale;
+    call.select.keys = kv.index_keys;
+    call.select.scale = rule_.index->scale;
+    call.select.top_k = rule_.index->top_k;
+    call.select.lists = a_.lists;
+    call.select.nonfinite = a_.nonfinite;
+    return call;
+}
+
+ops::KeysCall DecoderLayer::keys_call(const batch::BatchView& batch,
+                                      const cache::LayerPages& kv) const {
     const std::int64_t tokens = batch.cap_tokens;
     ops::KeysCall keys{.w = weights_.attention.kv_a.view(),
                        .kv_a = a_.kv_a.slice(0, tokens),
@@ -74,20 +142,22 @@ ops::KeysCall DecoderLayer::keys_call(const batch::BatchView& batch, const mla::
                        .append = {}};
     keys.append.tokens = tokens;
     keys.append.slot = batch.slot;
-    keys.append.kv = kv;
+    keys.append.kv = kv.latents;
     keys.append.nonfinite = a_.nonfinite;
+    keys.index = index_keys_call(batch, kv);
     return keys;
 }
 
 mla::AbsorbedCall DecoderLayer::absorbed_call(const batch::BatchView& batch,
-                                              const mla::KvPages& kv) const {
+                                              const cache::LayerPages& kv) const {
     mla::AbsorbedCall call;
     call.rows = batch.absorbed;
     call.rows.first_slot = rule_.first_slot;
+    if (chooses(batch)) call.lists = a_.lists;
     call.heads = rule_.heads;
     call.q = a_.q_absorbed.data;
     call.q_dtype = a_.q_absorbed.dtype;
-    call.kv = kv;
+    call.kv = kv.latents;
     call.scale = rule_.softmax_scale;
     call.out = a_.out_latent.data;
     call.out_dtype = a_.out_latent.dtype;
@@ -96,14 +166,14 @@ mla::AbsorbedCall DecoderLayer::absorbed_call(const batch::BatchView& batch,
 }
 
 mla::DecompressedCall DecoderLayer::decompressed_call(const batch::BatchView& batch,
-                                                      const mla::KvPages& kv) const {
+                                                      const cache::LayerPages& kv) const {
     mla::DecompressedCall call;
     call.rows = batch.decompressed;
     call.rows.first_slot = rule_.first_slot;
     call.heads = rule_.heads;
     call.q = a_.q_act.data;
     call.q_dtype = a_.q_act.dtype;
-    call.kv = kv;
+    call.kv = kv.latents;
     const auto [up_key, up_value] = weights_.attention.up();
     call.up_key = up_key;
     call.up_value = up_value;
@@ -114,10 +184,11 @@ mla::DecompressedCall DecoderLayer::decompressed_call(const batch::BatchView& ba
 }
 
 ops::AttentionCall DecoderLayer::attention_call(const batch::BatchView& batch,
-                                                const mla::KvPages& kv) const {
+                                                const cache::LayerPages& kv) const {
     const AttentionWeights& w = weights_.attention;
     const std::int64_t tokens = batch.cap_tokens, absorbed = batch.cap_absorbed;
-    ops::AttentionCall call{.q = w.q.view(),
+    ops::AttentionCall call{.index = index_call(batch, kv),
+                            .q = w.q.view(),
                             .queries = a_.q.slice(0, tokens),
                             .scaling = rule_.scaling,
                             .position = batch.position,
@@ -141,17 +212,19 @@ ops::AttentionCall DecoderLayer::attention_call(const batch::BatchView& batch,
 }
 
 Expected<void> DecoderLayer::plan_attention(const batch::BatchView& batch,
-                                            const mla::KvPages& kv) const {
+                                            const cache::LayerPages& kv) const {
     if (a_.attention_plan == nullptr || batch.cap_absorbed == 0) return {};
     return kernels_.plan(context_, absorbed_call(batch, kv));
 }
 
-Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const {
+Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch,
+                                      const cache::LayerPages& kv) const {
     return program_.write_keys(context_, kernels_, normed_input(batch.cap_tokens, Input::residual),
                                keys_call(batch, kv));
 }
 
-Expected<void> DecoderLayer::finish(const batch::BatchView& batch, const mla::KvPages& kv) const {
+Expected<void> DecoderLayer::finish(const batch::BatchView& batch,
+                                    const cache::LayerPages& kv) const {
     ESPALIER_ASSIGN_OR_RETURN(
         const ops::Terms attention,
         program_.attend(context_, kernels_, a_.attention_input.slice(0, batch.cap_tokens),
@@ -160,8 +233,8 @@ Expected<void> DecoderLayer::finish(const batch::BatchView& batch, const mla::Kv
     return {};
 }
 
-Expected<void> DecoderLayer::run(const batch::BatchView& batch, const mla::KvPages& kv, Input given,
-                                 const LayerWeights* next) const {
+Expected<void> DecoderLayer::run(const batch::BatchView& batch, const cache::LayerPages& kv,
+                                 Input given, const LayerWeights* next) const {
     ESPALIER_ASSIGN_OR_RETURN(
         const ops::Terms attention,
         program_.write_keys_and_attend(context_, kernels_, normed_input(batch.cap_tokens, given),
@@ -184,8 +257,8 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const ops::Terms& attentio
     }
     ops::AfterTerms after;
     if (next != nullptr)
-        after.norm = {
-            next->input_norm.data(), rule_.epsilon, a_.attention_input.slice(0, tokens), {}};
+        after.norm = {next->input_norm.data(), rule_.epsilon, a_.attention_input.slice(0, tokens),
+                      exact_input(*next, tokens)};
     program_.add(context_, terms, residual, after);
 }
 

@@ -8,10 +8,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/error.hpp"
 #include "base/op_context.hpp"
 #include "batch/batch_view.hpp"
+#include "cache/kv_storage.hpp"
 #include "checkpoint/model_config.hpp"
 #include "mla/contract.hpp"
 #include "model/activations.hpp"
@@ -20,6 +22,15 @@
 #include "ops/ops.hpp"
 
 namespace espalier::model {
+
+// Parameters of the indexers of one model.
+struct IndexRule {
+    std::int32_t heads = 0;
+    std::int64_t top_k = 0;
+    float scale = 0.0f;         // of a query's product with a key
+    float weight_scale = 0.0f;  // of a head's weight
+    bool interleaved = false;   // pairs of rope
+};
 
 // Parameters that the layers of one model have in common.
 struct DecoderRule {
@@ -32,6 +43,7 @@ struct DecoderRule {
     ops::RopeRule rope;
     ops::QueryScaling scaling;
     ops::RouterRule router;
+    std::optional<IndexRule> index;
     std::int32_t first_slot = 0;  // of its KV, as in mla::RaggedRows
 };
 
@@ -64,24 +76,33 @@ class DecoderLayer {
 
     // The KV half: norm → kv_a → norm, rope → the batch's slots of the cache. Leaves the input's
     // norm in activations.attention_input; a layer without input_norm finds it there.
-    Expected<void> write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    Expected<void> write_kv(const batch::BatchView& batch, const cache::LayerPages& kv) const;
     // Once for all layers, where activations.attention_plan is: from the batch's lengths.
-    Expected<void> plan_attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    Expected<void> plan_attention(const batch::BatchView& batch, const cache::LayerPages& kv) const;
     // The rest, after write_kv of the same layer: residual += attention, residual +=
     // MLP(norm(residual)).
-    Expected<void> finish(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    Expected<void> finish(const batch::BatchView& batch, const cache::LayerPages& kv) const;
     // write_kv and finish of the same batch. Leaves the norm with which layer `next` begins (null:
     // none) in activations.attention_input.
-    Expected<void> run(const batch::BatchView& batch, const mla::KvPages& kv, Input given,
+    Expected<void> run(const batch::BatchView& batch, const cache::LayerPages& kv, Input given,
                        const LayerWeights* next = nullptr) const;
 
   private:
     Matrix normed_input(std::int64_t tokens, Input given) const;
-    ops::KeysCall keys_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    ops::AttentionCall attention_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    mla::AbsorbedCall absorbed_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    // The layer's normed input in f32, where something reads it.
+    Matrix exact_input(const LayerWeights& weights, std::int64_t tokens) const;
+    ops::IndexKeysCall index_keys_call(const batch::BatchView& batch,
+                                       const cache::LayerPages& kv) const;
+    ops::IndexCall index_call(const batch::BatchView& batch, const cache::LayerPages& kv) const;
+    // True if some absorbed token may see more keys than the indexer chooses.
+    bool chooses(const batch::BatchView& batch) const;
+    ops::KeysCall keys_call(const batch::BatchView& batch, const cache::LayerPages& kv) const;
+    ops::AttentionCall attention_call(const batch::BatchView& batch,
+                                      const cache::LayerPages& kv) const;
+    mla::AbsorbedCall absorbed_call(const batch::BatchView& batch,
+                                    const cache::LayerPages& kv) const;
     mla::DecompressedCall decompressed_call(const batch::BatchView& batch,
-                                            const mla::KvPages& kv) const;
+                                            const cache::LayerPages& kv) const;
     ops::FeedForward network(const FeedForwardWeights& weights, std::int64_t tokens,
                              const Matrix& sums) const;
     Matrix sums_of(const Weight& w, std::int64_t tokens, const Matrix& room) const;

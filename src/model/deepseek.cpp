@@ -112,6 +112,10 @@ Expected<void> DeepseekModel::State::check_batch(const batch::BatchView& batch,
     if (keys != config.key_dims())
         return fail(ErrorKind::invalid, "a cache of {} + {} columns for a model of {} + {}",
                     keys.latent, keys.rope, config.kv_lora_rank, config.qk_rope_head_dim);
+    for (std::int64_t layer = 0; layer < layers; ++layer)
+        if (config.layer_has_indexer(layer) &&
+            !kv.layout().has(cache::kIndexKeys, cache::Plane::Of::target, layer))
+            return fail(ErrorKind::invalid, "a cache without the index keys of layer {}", layer);
     const std::int32_t rows = std::max(batch.absorbed.rows, batch.decompressed.rows);
     if (rows > limits.max_rows)
         return fail(ErrorKind::exhausted, "a batch of {} rows: this model was set up for {}", rows,
@@ -179,6 +183,10 @@ std::size_t product_scratch(const checkpoint::ModelConfig& c, const ops::Backend
 
 }  // namespace
 
+std::int32_t index_heads(const checkpoint::ModelConfig& config) {
+    return config.indexer ? static_cast<std::int32_t>(config.indexer->heads) : 0;
+}
+
 StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
                        const ops::Backend& backend, const mla::Kernels& kernels, int workers,
                        const ModelLimits& limits, const Shard& shard) {
@@ -190,7 +198,9 @@ StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
                                     .max_q_len = static_cast<std::int32_t>(bounded.max_tokens),
                                     .max_kv_len = static_cast<std::int32_t>(bounded.max_kv_len),
                                     .total_splits = bounded.max_splits,
-                                    .workers = workers};
+                                    .workers = workers,
+                                    .index_heads = index_heads(config),
+                                    .index_width = config.indexer ? config.indexer->head_dim : 0};
     return {
         .activations = Activations::plan_bytes(
             config, act,
@@ -254,8 +264,9 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
     const std::size_t layers = s.weights.layers.size();
     for (std::size_t index = 0; index < layers; ++index) {
         s.tap_residual(taps, index, tokens);
-        const mla::KvPages pages =
-            s.weights.layers[index].attention.scaled(kv.target(static_cast<std::int64_t>(index)));
+        cache::LayerPages pages =
+            kv.layer(cache::Plane::Of::target, static_cast<std::int64_t>(index));
+        pages.latents = s.weights.layers[index].attention.scaled(pages.latents);
         const DecoderLayer layer({s.rule, s.backend, s.kernels, s.a, s.context},
                                  s.weights.layers[index]);
         if (index == 0) ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, pages));

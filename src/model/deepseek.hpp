@@ -47,6 +47,7 @@ struct StepMemory {
 
     std::size_t total() const { return activations + scratch + attention_plan; }
 };
+std::int32_t index_heads(const checkpoint::ModelConfig& config);  // 0: no indexer
 // act: the type of the products' inputs.
 StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
                        const ops::Backend& backend, const mla::Kernels& kernels, int workers,

@@ -62,6 +62,20 @@ Expected<void> load_kv_b(WeightReader& reader, const std::string& attention,
     return {};
 }
 
+Expected<IndexerWeights> load_indexer(WeightReader& reader, const ModelConfig& config,
+                                      const std::string& name) {
+    const checkpoint::IndexerConfig& rule = *config.indexer;
+    IndexerWeights to;
+    ESPALIER_ASSIGN_OR_RETURN(
+        to.q, reader.matrix(name + "wq_b", rule.heads * rule.head_dim, config.q_lora_rank));
+    ESPALIER_ASSIGN_OR_RETURN(to.k, reader.matrix(name + "wk", rule.head_dim, config.hidden_size));
+    ESPALIER_ASSIGN_OR_RETURN(to.k_norm, reader.vector(name + "k_norm.weight", rule.head_dim));
+    ESPALIER_ASSIGN_OR_RETURN(to.k_bias, reader.vector(name + "k_norm.bias", rule.head_dim));
+    ESPALIER_ASSIGN_OR_RETURN(
+        to.weights, reader.widened(name + "weights_proj.weight", rule.heads, config.hidden_size));
+    return to;
+}
+
 }  // namespace
 
 Expected<AttentionWeights> load_attention(WeightReader& reader, const ModelConfig& config,
@@ -158,6 +172,10 @@ Expected<LayerWeights> load_layer(WeightReader& reader, const ModelConfig& confi
                               reader.vector(name + "input_layernorm.weight", config.hidden_size));
     ESPALIER_ASSIGN_OR_RETURN(to.attention, load_attention(reader, config, name + "self_attn.",
                                                            config.hidden_size, shard));
+    if (config.layer_has_indexer(layer)) {
+        ESPALIER_ASSIGN_OR_RETURN(to.attention.indexer,
+                                  load_indexer(reader, config, name + "self_attn.indexer."));
+    }
     ESPALIER_ASSIGN_OR_RETURN(
         to.post_attention_norm,
         reader.vector(name + "post_attention_layernorm.weight", config.hidden_size));

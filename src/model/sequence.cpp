@@ -29,7 +29,9 @@ Expected<Sequence> Sequence::create(const DeepseekModel& model, std::int64_t pro
                        .table_rows = 1,
                        .block_stride = pages,
                        .total_splits = model.limits().max_splits});
-    sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);
+    const auto& indexer = model.config().indexer;
+    sequence.decompressed_below_ =
+        batch::decompressed_below(prompt_tokens, cache::kPageTokens, indexer ? indexer->top_k : 0);
     sequence.max_chunk_ = sequence.max_absorbed_ = step_tokens;
     if (const std::int64_t splits = model.limits().max_splits; splits > 0)
         sequence.max_absorbed_ = std::clamp<std::int64_t>(splits / mla::row_splits(1, max_tokens),

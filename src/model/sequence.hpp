@@ -39,6 +39,8 @@ class Sequence {
                                                    std::int64_t logits);
 
     std::int64_t length() const { return length_; }
+    // Positions of the prompt below it take the decompressed form.
+    std::int64_t decompressed_below() const { return decompressed_below_; }
     // Moves the end: tokens after it are forgotten, slots before it are taken as written (a
     // benchmark fills them).
     void set_length(std::int64_t length) { length_ = length; }

@@ -30,6 +30,14 @@ struct Embedding {
     Buffer copy;
 };
 
+struct IndexerWeights {
+    Weight q;             // [heads · width, q_lora] wq_b
+    Weight k;             // [width, hidden] wk
+    DeviceVector k_norm;  // [width] weight and bias of a layer norm
+    DeviceVector k_bias;
+    Weight weights;  // [heads, hidden] f32 weights_proj
+};
+
 struct AttentionWeights {
     Weight q_a;             // [q_lora, hidden]; empty without q_lora
     DeviceVector q_a_norm;  // [q_lora]; empty without q_lora
@@ -45,6 +53,7 @@ struct AttentionWeights {
     Weight up_value;  // stack of H: [value, latent], kv_b's value part: latent → v
     Weight up_rows;   // joined, stack of H: [nope + value, latent] bf16 rows: up_key, then up_value
     Weight o;         // [hidden, H·value]
+    std::optional<IndexerWeights> indexer;  // of sparse attention; a layer that shares has none
     float kv_scale = 1.0f;  // of an fp8_tensor cache: the checkpoint's, where it has one
 
     // A layer's pages with the scale that its rows are stored by.

@@ -26,7 +26,59 @@ void split_queries(const Operations& operations, OpContext& context, const Atten
     rotate(absorbed, rest, act.columns(nope, act.cols - nope), step);
 }
 
+// Rotates the first 64 columns of every head of `from` to `to`, one head's every `step`.
+void rotate_index(const Operations& operations, OpContext& context, bool interleaved,
+                  const Matrix& from, std::int64_t step, std::int32_t heads, const Matrix& cos_sin,
+                  const Matrix& to) {
+    if (interleaved)
+        operations.rope(context, from, step, heads, cos_sin, to, step);
+    else
+        operations.rope_halves(context, from, step, heads, cos_sin, to, step);
+}
+
+Expected<void> write_index_keys(const Operations& operations, OpContext& context,
+                                const mla::Kernels& kernels, const Matrix& input,
+                                const Matrix& cos_sin, const IndexKeysCall& index) {
+    const Matrix& keys = index.keys;
+    operations.product(context, input, index.w, keys, Store::assign);
+    operations.layer_norm(context, keys, index.norm_weight, index.norm_bias, index.epsilon, keys);
+    rotate_index(operations, context, index.interleaved, keys, keys.cols, 1, cos_sin, keys);
+    mla::AppendCall append = index.append;
+    append.latent = keys.row<float>(0);
+    append.latent_stride = keys.stride;
+    return kernels.append(context, append);
+}
+
+// low: the normed low-rank queries of the absorbed tokens.
+Expected<void> choose_keys(const Operations& operations, OpContext& context,
+                           const mla::Kernels& kernels, const Matrix& low, const Matrix& cos_sin,
+                           const IndexCall& index) {
+    const std::int32_t heads = index.select.heads;
+    const std::int64_t width = index.select.keys.dims.latent, rotated = cos_sin.cols;
+    const Matrix &q = index.queries, &act = index.q_act;
+    operations.product(context, low, index.q, q, Store::assign);
+    rotate_index(operations, context, index.interleaved, q, width, heads, cos_sin, act);
+    if (width > rotated)
+        operations.convert(context, q.columns(rotated, q.cols - rotated), width, heads,
+                           width - rotated, act.columns(rotated, act.cols - rotated), width);
+    operations.product(context, index.input, index.weights, index.head_weights, Store::assign);
+    mla::SelectCall select = index.select;
+    select.q = act.data;
+    select.q_dtype = act.dtype;
+    select.weights = index.head_weights.row<float>(0);
+    return kernels.select(context, select);
+}
+
 }  // namespace
+
+void Operations::layer_norm(OpContext&, const Matrix&, const float*, const float*, float,
+                            const Matrix&) const {
+    CHECK(false, "{} has no layer_norm", name());
+}
+void Operations::rope_halves(OpContext&, const Matrix&, std::int64_t, std::int32_t, const Matrix&,
+                             const Matrix&, std::int64_t) const {
+    CHECK(false, "{} has no rope of halves", name());
+}
 
 Expected<linalg::Weight> LayerProgram::pack_up_projection(Device&, const linalg::WeightSource&,
                                                           std::int64_t) const {
@@ -51,7 +103,9 @@ Expected<void> LayerProgram::write_keys(OpContext& context, const mla::Kernels& 
     append.latent_stride = latent.stride;
     append.rope = rope.row<float>(0);
     append.rope_stride = rope.stride;
-    return kernels.append(context, append);
+    ESPALIER_RETURN_IF_ERROR(kernels.append(context, append));
+    if (keys.index.w.data == nullptr) return {};
+    return write_index_keys(operations(), context, kernels, input, keys.cos_sin, keys.index);
 }
 
 // Absorbed queries go through kv_b's key half into the latent space, attend there, and come back
@@ -70,6 +124,10 @@ Expected<Terms> LayerProgram::attend(OpContext& context, const mla::Kernels& ker
     if (call.scaling.positions > 0)
         operations().scale_queries(context, call.position, call.scaling, call.queries);
     split_queries(operations(), context, call);
+    if (absorbed > 0 && call.index.q.data != nullptr)
+        ESPALIER_RETURN_IF_ERROR(choose_keys(operations(), context, kernels,
+                                             norm.out.slice(0, absorbed),
+                                             call.cos_sin.slice(0, absorbed), call.index));
     if (absorbed > 0) {
         operations().stacked_product(context, call.q_act.slice(0, absorbed), call.nope() + rope,
                                      call.absorb_key, call.q_absorbed, latent + rope);

@@ -50,6 +50,30 @@ struct AfterTerms {
     const RouterCall* router = nullptr;  // with a norm
 };
 
+// Index keys of T tokens: the layer norm of input · wkᵀ, whose first 64 columns are rotated, into
+// the batch's slots of their plane.
+struct IndexKeysCall {
+    WeightView w{};                      // wk; without data: the layer has no indexer
+    Matrix keys;                         // room for [T, width] f32
+    const float* norm_weight = nullptr;  // [width]
+    const float* norm_bias = nullptr;
+    float epsilon = 0.0f;
+    bool interleaved = false;  // rope's pairs: (2i, 2i + 1), or (i, i + 32)
+    mla::AppendCall append{};  // but for latent
+};
+
+// The choice of keys by the A absorbed tokens of a layer with an indexer.
+struct IndexCall {
+    WeightView q{};        // wq_b, of the normed low-rank queries; without data: nothing is chosen
+    WeightView weights{};  // weights_proj, f32
+    Matrix input;          // [A, hidden] f32: the layer's normed input, not rounded
+    Matrix queries;        // room for [A, heads · width] f32
+    Matrix q_act;          // [A, heads · width] act
+    Matrix head_weights;   // [A, heads] f32
+    bool interleaved = false;
+    mla::SelectCall select{};  // but for q and weights
+};
+
 // Keys of T tokens: input · kv_aᵀ, whose latent columns (512 of DeepSeek) are normed and the 64
 // behind them rotated, into the batch's slots of the cache.
 struct KeysCall {
@@ -59,6 +83,7 @@ struct KeysCall {
     Matrix cos_sin;          // [T, 64] f32
     Matrix key_rope;         // room for [T, 64] f32
     mla::AppendCall append;  // but for latent and rope, which the program fills in
+    IndexKeysCall index{};
 };
 
 // Attention of T tokens, of which the first A are absorbed, the others decompressed.
@@ -70,6 +95,7 @@ struct AttentionCall {
         RowNorm norm;
     };
     LowRank low_rank{};
+    IndexCall index{};
     WeightView q{};
     Matrix queries;  // room for [T, H·(nope + 64)] f32
     QueryScaling scaling{};
@@ -116,6 +142,8 @@ class LayerProgram {
                                                         const linalg::WeightSource& rows,
                                                         std::int64_t heads) const;
 
+    // With an indexer both are as the class has them: a backend that fuses them refuses such
+    // models.
     virtual Expected<void> write_keys(OpContext& context, const mla::Kernels& kernels,
                                       const Matrix& input, const KeysCall& keys) const;
     // Over keys that are in the cache. Returns the terms of o.

@@ -67,6 +67,10 @@ class Operations {
     // gets it in f32.
     virtual void rms_norm(OpContext& context, const Matrix& x, const float* weight, float epsilon,
                           const Matrix& out, const Matrix& exact) const = 0;
+    // out [T, D] f32 = (x − mean) / sqrt(variance + epsilon) · weight + bias, for the keys of an
+    // indexer, which a backend without it refuses (mla::Kernels::check_indexer); sums in double.
+    virtual void layer_norm(OpContext& context, const Matrix& x, const float* weight,
+                            const float* bias, float epsilon, const Matrix& out) const;
     // y [T, n] = x [T, k] · Wᵀ.
     virtual void product(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
                          Store store) const = 0;
@@ -93,6 +97,10 @@ class Operations {
     virtual void rope(OpContext& context, const Matrix& from, std::int64_t from_step,
                       std::int32_t heads, const Matrix& cos_sin, const Matrix& to,
                       std::int64_t to_step) const = 0;
+    // Pairs (i, i + 32) rotated, otherwise as rope: the indexers of DeepSeek. Where layer_norm is.
+    virtual void rope_halves(OpContext& context, const Matrix& from, std::int64_t from_step,
+                             std::int32_t heads, const Matrix& cos_sin, const Matrix& to,
+                             std::int64_t to_step) const;
     // queries [T, n] f32 *= scaling.at(position[t]). Only where scales_queries(): a model that
     // needs it meets that before its weights are read.
     virtual bool scales_queries() const { return false; }

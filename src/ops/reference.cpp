@@ -12,6 +12,7 @@
 #include "linalg/rows.hpp"
 #include "ops/layer_program.hpp"
 #include "ops/ops.hpp"
+#include "ops/plain_layer_norm.hpp"
 #include "ops/reference_product.hpp"
 #include "ops/reference_sampling.hpp"
 #include "ops/shapes.hpp"
@@ -247,6 +248,30 @@ class ReferenceBackend final : public Backend {
         for (std::int64_t t = 0; t < queries.rows; ++t)
             for (std::int64_t column = 0; column < queries.cols; ++column)
                 queries.row<float>(t)[column] *= scaling.at(position[t]);
+    }
+
+    void layer_norm(OpContext&, const Matrix& x, const float* weight, const float* bias,
+                    float epsilon, const Matrix& out) const override {
+        for (std::int64_t t = 0; t < x.rows; ++t)
+            plain_layer_norm(x.row<float>(t), x.cols, weight, bias, epsilon, out.row<float>(t));
+    }
+
+    void rope_halves(OpContext&, const Matrix& from, std::int64_t from_step, std::int32_t heads,
+                     const Matrix& cos_sin, const Matrix& to, std::int64_t to_step) const override {
+        check_heads(from, from_step, heads, 64, "rope from");
+        check_heads(to, to_step, heads, 64, "rope to");
+        for (std::int64_t t = 0; t < from.rows; ++t) {
+            for (std::int32_t h = 0; h < heads; ++h) {
+                for (std::int64_t i = 0; i < 32; ++i) {
+                    const double a = from.row<float>(t)[h * from_step + i];
+                    const double b = from.row<float>(t)[h * from_step + 32 + i];
+                    const double cosine = cos_sin.row<float>(t)[2 * i];
+                    const double sine = cos_sin.row<float>(t)[2 * i + 1];
+                    put(to, t, h * to_step + i, a * cosine - b * sine);
+                    put(to, t, h * to_step + 32 + i, a * sine + b * cosine);
+                }
+            }
+        }
     }
 
     void convert(OpContext&, const Matrix& from, std::int64_t from_step, std::int32_t heads,

@@ -107,10 +107,11 @@ LoadOptions with_drafters(LoadOptions options, const DrafterChoice& drafters,
 
 cache::KvLayout layout_with(const cache::KvLayout& target, const DrafterChoice& drafters,
                             const ModelFiles& files) {
-    std::vector<std::int64_t> widths;
-    if (drafters.mtp) widths.push_back(files.checkpoint->config().hidden_size);
-    if (drafters.eagle3) widths.push_back(files.draft->config().hidden_size);
-    return draft::layout_with(target, widths);
+    std::vector<draft::DraftPlanes> planes;
+    const checkpoint::ModelConfig& config = files.checkpoint->config();
+    if (drafters.mtp) planes.push_back({config.hidden_size, config.indexer.has_value()});
+    if (drafters.eagle3) planes.push_back({.state_width = files.draft->config().hidden_size});
+    return draft::layout_with(target, planes);
 }
 
 draft::DraftSet draft_set(const LoadedModel& loaded, const DrafterChoice& drafters) {

@@ -87,10 +87,12 @@ Expected<TextIdentity> text_identity(const checkpoint::Checkpoint& checkpoint,
 }
 
 LoadOptions load_options_of(const TextIdentity& identity) {
-    return {.kv_format = parse_kv_format(identity.kv_format),
-            .rounding = parse_rounding(identity.weights),
-            .head_rounding = parse_head_rounding(identity.head),
-            .activations = parse_number_mode(identity.activations).value_or(NumberMode::own)};
+    // The first format is that of the latents, from which other planes' follow.
+    return {
+        .kv_format = parse_kv_format(identity.kv_format.substr(0, identity.kv_format.find(','))),
+        .rounding = parse_rounding(identity.weights),
+        .head_rounding = parse_head_rounding(identity.head),
+        .activations = parse_number_mode(identity.activations).value_or(NumberMode::own)};
 }
 
 }  // namespace espalier::runtime

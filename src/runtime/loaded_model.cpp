@@ -202,6 +202,9 @@ Expected<LoadedModel> LoadedModel::load_here(
     if (config.query_scaling_beta != 0.0 && !loaded.backend->scales_queries())
         return fail(ErrorKind::unsupported, "{}: queries scaled by their position on {}",
                     loaded.checkpoint->directory().string(), loaded.backend->name());
+    if (config.indexer)
+        ESPALIER_RETURN_IF_ERROR(
+            for_what(loaded.kernels->check_indexer(), loaded.checkpoint->directory().string()));
 
     const auto start = std::chrono::steady_clock::now();
     ESPALIER_ASSIGN_OR_RETURN(const auto packed, packed_weights(*loaded.checkpoint, options));

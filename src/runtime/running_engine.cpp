@@ -18,10 +18,12 @@ std::uint64_t random_bits() {
 }
 
 engine::StepperSettings settings_for(const EngineSizes& sizes, const EngineOptions& options,
-                                     const DrafterChoice& drafters) {
+                                     const DrafterChoice& drafters,
+                                     const checkpoint::ModelConfig& config) {
     engine::StepperSettings settings;
     static_cast<EngineSizes&>(settings.schedule) = sizes;
     settings.schedule.prefill_segment = options.prefill_segment;
+    if (config.indexer) settings.schedule.decompressed_keys = config.indexer->top_k;
     settings.schedule.prefix_cache = options.prefix_cache;
     settings.schedule.reuse_generated = options.reuse_generated;
     settings.schedule.hash_seed = options.hash_seed ? *options.hash_seed : random_bits();
@@ -73,7 +75,8 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
     running.tokenizer_ = files.tokenizer;
     ESPALIER_ASSIGN_OR_RETURN(const DrafterChoice drafters,
                               choose_drafters(options.speculate, files));
-    engine::StepperSettings settings = settings_for(sizes, options, drafters);
+    engine::StepperSettings settings =
+        settings_for(sizes, options, drafters, loaded.model->config());
     if (!options.speculation_memory.empty() && drafters.any()) {
         ESPALIER_ASSIGN_OR_RETURN(running.memory_, memory_for(files, loaded, options, drafters));
         if (auto memory = running.memory_->load())

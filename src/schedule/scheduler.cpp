@@ -145,8 +145,8 @@ RequestId Scheduler::enlist(const Request& request, std::int32_t choice, std::in
     // does.
     job.key.salt =
         options_.prefix_cache ? request.salt : static_cast<std::uint64_t>(job.id.serial - choice);
-    job.key.decompressed_below =
-        cache::decompressed_below(job.prompt_tokens, options_.prefill_segment);
+    job.key.decompressed_below = cache::decompressed_below(
+        job.prompt_tokens, options_.prefill_segment, options_.decompressed_keys.value_or(0));
     job.key.accept_absorbed = options_.reuse_generated;
     ++totals_.submitted;
     wait(job);

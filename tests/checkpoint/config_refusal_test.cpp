@@ -31,7 +31,8 @@ void expect_refused_with(const char* field, const json& value,
 }
 
 TEST(ConfigRefusal, TheUnchangedConfigurationsAreAccepted) {
-    for (const char* preset : {"tiny-v2", "tiny-v3", "tiny-glm", "tiny-mistral4"})
+    for (const char* preset :
+         {"tiny-v2", "tiny-v3", "tiny-glm", "tiny-v32", "tiny-glm5", "tiny-mistral4"})
         EXPECT_TRUE(parse_model_config(valid(preset).dump(), "config.json")) << preset;
 }
 
@@ -39,7 +40,6 @@ TEST(ConfigRefusal, OtherModelsByName) {
     const struct {
         const char *class_name, *model_type, *shown;
     } kCases[] = {
-        {"DeepseekV32ForCausalLM", "deepseek_v32", "DeepSeek-V3.2"},
         {"DeepseekV3ForCausalLM", "deepseek_v32", "DeepSeek-V3.2"},
         {"DeepseekV4ForCausalLM", "deepseek_v4", "DeepSeek-V4"},
         {"KimiK3ForCausalLM", "kimi_k3", "Kimi K3"},
@@ -48,7 +48,8 @@ TEST(ConfigRefusal, OtherModelsByName) {
         {"MiniCPM3ForCausalLM", "minicpm3", "MiniCPM3 (32 rope columns"},
         {"MistralLarge3ForCausalLM", "", "Mistral Large 3 (published in Mistral's own files"},
         {"MistralLarge4ForConditionalGeneration", "mistral_large4", "Mistral Large 4 (sparse"},
-        {"GlmMoeDsaForCausalLM", "glm_moe_dsa", "GLM-5 (sparse"},
+        {"Glm5NextForConditionalGeneration", "glm5_next", "GLM-5.3-Flash (linear"},
+        {"GlmMoeDsaForCausalLM", "deepseek_v32", "GlmMoeDsaForCausalLM"},
         {"Glm4MoeForCausalLM", "glm4_moe", "GLM-4.5 to GLM-4.7 (grouped heads"},
         {"Glm4MoeForCausalLM", "glm4_moe_lite", "GLM-4.5 to GLM-4.7"},
         {"DeepseekOCRForCausalLM", "deepseek_vl_v2", "DeepSeek-OCR"},
@@ -69,7 +70,7 @@ TEST(ConfigRefusal, OtherModelsByName) {
     expect_refused_with("architectures", "DeepseekV3ForCausalLM", {"architectures"});
     expect_refused_with("architectures", json::array(), {"architectures"});
     expect_refused_with("architectures", {5}, {"architectures"});
-    expect_refused_with("index_topk", 2048, {"index_topk", "DeepSeek-V3.2"});
+    expect_refused_with("index_topk", 2048, {"index_topk", "DeepSeek-V3 models have no indexer"});
     expect_refused(json::parse(R"({"architectures": ["KimiK25ForConditionalGeneration"]})"),
                    {"text_config"});
     json nested{{"architectures", {"KimiK25ForConditionalGeneration"}}, {"text_config", valid()}};

@@ -130,7 +130,8 @@ TEST(Synthetic, RoundTripOfEveryTypeSingleAndSharded) {
     v3.config.architecture = Architecture::kimi_k2;
     v3.config.wrapper = Wrapper::kimi_k25;
     expect_round_trip(v3);
-    expect_round_trip(*synthetic_preset("tiny-glm"));
+    for (const char* preset : {"tiny-glm", "tiny-v32", "tiny-glm5"})
+        expect_round_trip(*synthetic_preset(preset));
     SyntheticModel mistral = *synthetic_preset("tiny-mistral4");
     expect_round_trip(mistral);
     mistral.config.wrapper = Wrapper::mistral3;

@@ -53,7 +53,8 @@ class TensorCheckTest : public testing::Test {
 };
 
 TEST_F(TensorCheckTest, WholeModelsPass) {
-    for (const char* preset : {"tiny-v2", "tiny-v3", "tiny-glm", "tiny-mistral4"})
+    for (const char* preset :
+         {"tiny-v2", "tiny-v3", "tiny-glm", "tiny-v32", "tiny-glm5", "tiny-mistral4"})
         for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
             SCOPED_TRACE(std::string(preset) + " " + std::string(name_of(dtype)));
             write(preset, dtype);

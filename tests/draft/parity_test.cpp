@@ -143,10 +143,10 @@ class GoldenRun {
               DraftModel::create(std::move(subject_.network),
                                  {subject_.device, *subject_.backend, *subject_.kernels, {}, ranks},
                                  {.tokens = 64, .nodes = 64, .rows = 1, .max_kv_len = 256}))),
-          kv_(must(cache::KvStorage::create(
-              subject_.device,
-              layout_with(cache::make_layout(1, mla::KvFormat::f32), std::array{shape_.state}),
-              4))),
+          kv_(must(cache::KvStorage::create(subject_.device,
+                                            layout_with(cache::make_layout(1, mla::KvFormat::f32),
+                                                        std::array{DraftPlanes{shape_.state}}),
+                                            4))),
           batch_(subject_.device) {
         committed_.resize(static_cast<std::size_t>(committed));
         const mla::KvPages pages = kv_.draft(0);
@@ -171,7 +171,7 @@ class GoldenRun {
         std::iota(slots.begin(), slots.end(), 64);  // page 1
         slots[0] = -1;
         if (!model_->write_kv({count, committed_.data(), positions.data(), slots.data()},
-                              states.slice(0, count), kv_.draft(0)))
+                              states.slice(0, count), pages()))
             throw std::runtime_error("write_kv");
         const float* keys = reinterpret_cast<const float*>(kv_.draft(0).data) + 64 * mla::kKey;
         return {keys + mla::kKey, keys + count * mla::kKey};
@@ -207,6 +207,8 @@ class GoldenRun {
     }
 
   private:
+    cache::LayerPages pages() { return kv_.layer(cache::Plane::Of::draft, 0); }
+
     static void append(const Matrix& from, std::vector<float>& to) {
         for (std::int64_t row = 0; row < from.rows; ++row)
             to.insert(to.end(), from.row<float>(row), from.row<float>(row) + from.cols);
@@ -230,10 +232,10 @@ class GoldenRun {
         const batch::BatchView view = must(batch_.upload(nullptr, builder_.finish()));
         const auto nodes = static_cast<std::int64_t>(count);
         if (!model_->write_kv({nodes, view.tokens, view.position, view.slot},
-                              Matrix::of(before.data(), nodes, shape_.state), kv_.draft(0)))
+                              Matrix::of(before.data(), nodes, shape_.state), pages()))
             throw std::runtime_error("write_kv");
         float* out = after.data() + static_cast<std::int64_t>(first) * shape_.state;
-        return must(model_->logits(view, kv_.draft(0), Matrix::of(out, nodes, shape_.state)));
+        return must(model_->logits(view, pages(), Matrix::of(out, nodes, shape_.state)));
     }
 
     const Golden& golden_;

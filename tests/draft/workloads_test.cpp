@@ -204,6 +204,36 @@ TEST(DraftWorkloads, OnAModelOfMistralsKindToo) {
         EXPECT_GT(seen, 0);
 }
 
+// Models that attend to 32 keys, of up to 160: with all drafters, of which MTP has an indexer of
+// its own, chunks, prefix hits and preemption across the border. GLM-5's second layer shares a
+// choice.
+TEST(DraftWorkloads, OnSparseAttentionToo) {
+    for (const char* name : {"tiny-v32", "tiny-glm5"}) {
+        SCOPED_TRACE(name);
+        const TinyDrafts tiny = make_tiny_drafts(machine(), tiny_preset(name));
+        ASSERT_EQ(tiny.model->config().indexer->top_k, 32);
+        lossless::Coverage coverage;
+        expect_lossless(tiny, &lossless::random_workload, coverage, kOtherWorkloads);
+        if (HasFatalFailure()) return;
+        for (const std::int64_t seen : {coverage.accepted, coverage.moved, coverage.hits})
+            EXPECT_GT(seen, 0);
+    }
+}
+
+#if defined(ESPALIER_LONG_RUN)
+// Prompts of hundreds of tokens, decompressed up to a page border below 200 keys; next turns.
+TEST(DraftWorkloads, OnLongPromptsOfSparseAttentionToo) {
+    checkpoint::SyntheticModel preset = tiny_preset("tiny-v32");
+    preset.config.indexer->top_k = 200;
+    const TinyDrafts tiny = make_tiny_drafts(machine(), preset);
+    lossless::Coverage coverage;
+    expect_lossless(tiny, &lossless::long_workload, coverage, kOtherWorkloads / 4);
+    if (HasFatalFailure()) return;
+    for (const std::int64_t seen : {coverage.accepted, coverage.moved, coverage.hits})
+        EXPECT_GT(seen, 0);
+}
+#endif
+
 TEST(DraftWorkloads, OnInt4WeightsToo) {
     checkpoint::SyntheticModel preset = tiny_preset("tiny-v3");
     preset.config.quantization = {checkpoint::QuantizedLayout::packed_integers, 4, 32};

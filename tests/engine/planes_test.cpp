@@ -83,7 +83,8 @@ TEST(Planes, AFurtherPlaneIsPoisonedCountedAndMovedLikeLatents) {
 
 TEST(Planes, DraftLayersHaveThePlanesOfTheTargetsAndATailState) {
     const KvLayout target = layout_with_marks(cache::make_layout(2, mla::KvFormat::bf16));
-    const KvLayout all = draft::layout_with(target, std::array<std::int64_t, 2>{96, 64});
+    const KvLayout all =
+        draft::layout_with(target, std::array{draft::DraftPlanes{96}, draft::DraftPlanes{64}});
     EXPECT_EQ(all.bytes_per_page(), 4 * 64 * (576 * 2 + kMarkBytes) + (96 + 64) * 4);
     EXPECT_EQ(all.formats(), target.formats());  // drafts change no text
     for (const std::int64_t layer : {0, 1}) {

@@ -36,7 +36,7 @@ TEST(Cost, CountsDeepseekV3AsPublished) {
 
 // Every number of every tensor, norms and the router's bias included.
 TEST(Cost, CountsEveryTensor) {
-    for (const char* preset : {"tiny-v2", "tiny-v3", "tiny-glm"}) {
+    for (const char* preset : {"tiny-v2", "tiny-v3", "tiny-glm", "tiny-v32", "tiny-glm5"}) {
         SCOPED_TRACE(preset);
         const auto config = checkpoint::synthetic_preset(preset)->config;
         std::int64_t numbers = 0;

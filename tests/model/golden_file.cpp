@@ -70,6 +70,11 @@ Expected<Golden> read_golden(const std::filesystem::path& path) {
     golden.prompt = header.at("prompt").get<std::vector<std::int32_t>>();
     golden.positions = header.at("positions").get<std::vector<std::int32_t>>();
     golden.continuation = header.at("continuation").get<std::vector<std::int32_t>>();
+    const nlohmann::json chosen = header.value("chosen", nlohmann::json::object());
+    for (const auto& [layer, positions] : chosen.items())
+        for (const auto& [position, keys] : positions.items())
+            golden.chosen.push_back(
+                {std::stoll(layer), std::stoi(position), keys.get<std::vector<std::int32_t>>()});
     ESPALIER_RETURN_IF_ERROR(read_arrays(header, all.substr(header_bytes), file, golden));
     return golden;
 }

@@ -22,6 +22,13 @@ struct Golden {
     std::vector<std::int32_t> prompt;
     std::vector<std::int32_t> positions;     // of the prompt, ascending, the last one included
     std::vector<std::int32_t> continuation;  // greedy, f32 and f16 models only
+    // Of sparse attention: what each layer that has an indexer chose at positions that choose.
+    struct Chosen {
+        std::int64_t layer = 0;
+        std::int32_t position = 0;
+        std::vector<std::int32_t> keys;  // ascending
+    };
+    std::vector<Chosen> chosen;
     std::vector<float> reference;   // [positions, vocabulary]: f32 run on the weights as stored
     std::vector<float> torch_bf16;  // the same positions in torch's bf16; bf16 and FP8 models only
 };

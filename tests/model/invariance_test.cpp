@@ -154,14 +154,18 @@ batch::RowSpec row_of(const Request& request) {
 std::vector<std::vector<float>> run_rows(RunningModel& model, const std::vector<Request>& requests,
                                          const std::vector<std::size_t>& chosen,
                                          cache::KvStorage& storage, bool padded = false) {
+    // Sparse attention decompresses no token that sees more keys than are chosen.
+    const bool sparse = model->config().indexer.has_value();
     batch::BatchBuilder builder(kTestCapacity);
     for (const std::size_t index : chosen) {
         batch::RowSpec row = row_of(requests[index]);
         row.table_row = static_cast<std::int32_t>(index);
-        if (requests[index].window.size() > 100) row.form = batch::Form::decompressed;
+        if (requests[index].window.size() > 100 && !sparse) row.form = batch::Form::decompressed;
         EXPECT_TRUE(builder.add(row));
     }
-    const batch::HostBatch batch = padded ? builder.finish(kPadded).value() : builder.finish();
+    batch::StepCapacity capacity = kPadded;
+    if (sparse) capacity.absorbed_tokens += capacity.decompressed_tokens;
+    const batch::HostBatch batch = padded ? builder.finish(capacity).value() : builder.finish();
     const auto computed = model->forward(model.upload(batch), storage);
     EXPECT_TRUE(computed) << computed.error().message;
     const Matrix& logits = computed->logits;
@@ -328,7 +332,9 @@ INSTANTIATE_TEST_SUITE_P(Models, ModelInvariance,
                                          Case{"tiny-v2", DType::bf16}, Case{"tiny-v2", DType::f32},
                                          Case{"tiny-v3", DType::bf16, mla::KvFormat::fp8_token},
                                          Case{"tiny-v2", DType::e4m3, mla::KvFormat::fp8_tensor},
-                                         kInt4, kInt8, kNvfp4Model),
+                                         Case{"tiny-v32", DType::bf16},
+                                         Case{"tiny-v32", DType::e4m3, mla::KvFormat::fp8_token},
+                                         Case{"tiny-glm5", DType::f32}, kInt4, kInt8, kNvfp4Model),
                          [](const auto& chosen) {
                              std::string name = chosen.param.preset + "_" +
                                                 std::string(name_of(chosen.param.dtype));

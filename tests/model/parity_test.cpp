@@ -73,6 +73,12 @@ constexpr std::array kGoldens = {
     "mistral4_bf16_long",
     "mistral4_fp8_long",
     "mistral4_int4_long",
+    "v32",
+    "v32_long",
+    "v32_bf16",
+    "v32_fp8",
+    "glm5",
+    "glm5_int4",
 };
 #endif
 
@@ -80,10 +86,62 @@ std::filesystem::path golden_folder() {
     return std::filesystem::path(test::source_directory()) / "tests/model/goldens";
 }
 
+// Kernels that remember what the last token of each choice chose, call by call.
+class Onlooker final : public mla::Kernels {
+  public:
+    using Lists = std::vector<std::vector<std::int32_t>>;
+    Onlooker(std::unique_ptr<mla::Kernels> inner, Lists& lists)
+        : inner_(std::move(inner)), lists_(lists) {}
+
+    Expected<void> select(OpContext& context, const mla::SelectCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(inner_->select(context, call));
+        const std::int32_t token = call.rows.q_indptr[call.rows.rows] - 1;
+        const std::int32_t* list = call.lists.slots + token * call.lists.stride;
+        lists_.emplace_back(list, list + std::max(call.lists.count[token], 0));
+        return {};
+    }
+    Expected<void> check_indexer() const override { return inner_->check_indexer(); }
+    Expected<void> absorbed(OpContext& context, const mla::AbsorbedCall& call) const override {
+        return inner_->absorbed(context, call);
+    }
+    Expected<void> decompressed(OpContext& context,
+                                const mla::DecompressedCall& call) const override {
+        return inner_->decompressed(context, call);
+    }
+    Expected<void> append(OpContext& context, const mla::AppendCall& call) const override {
+        return inner_->append(context, call);
+    }
+    Expected<void> compact(OpContext& context, const mla::CompactCall& call) const override {
+        return inner_->compact(context, call);
+    }
+    std::size_t scratch_bytes(const mla::Capacities& most) const override {
+        return inner_->scratch_bytes(most);
+    }
+
+  private:
+    std::unique_ptr<mla::Kernels> inner_;
+    Lists& lists_;
+};
+
 struct Outcome {
     std::vector<float> logits;  // [positions, vocabulary]
     std::vector<std::int32_t> continuation;
+    std::vector<Golden::Chosen> chosen;
 };
+
+// Position p lies in slot p of its sequence: lists are of positions. The layers that choose do so
+// in order, in the last pass that feeds the position.
+void take_lists(const Onlooker::Lists& lists, const checkpoint::ModelConfig& config,
+                std::int32_t position, std::vector<Golden::Chosen>& chosen) {
+    if (!config.indexer || position < config.indexer->top_k) return;
+    std::size_t own = 0;
+    for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+        own += config.layer_has_indexer(layer) ? 1 : 0;
+    ASSERT_GE(lists.size(), own);
+    std::size_t next = lists.size() - own;
+    for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+        if (config.layer_has_indexer(layer)) chosen.push_back({layer, position, lists[next++]});
+}
 
 // The golden's model as a directory: our writer's tensors under the golden's own config.json.
 void write_golden_model(const Golden& golden, const std::filesystem::path& directory) {
@@ -101,7 +159,11 @@ void write_golden_model(const Golden& golden, const std::filesystem::path& direc
 Outcome run_golden(const Golden& golden) {
     TemporaryDirectory directory;
     write_golden_model(golden, directory.path() / "model");
-    RunningModel model(directory.path() / "model", machine(), 256);
+    Machine parts = machine();
+    Onlooker::Lists lists;
+    if (!golden.chosen.empty())
+        parts.kernels = std::make_unique<Onlooker>(std::move(parts.kernels), lists);
+    RunningModel model(directory.path() / "model", std::move(parts), 256);
     const auto prompt_tokens = static_cast<std::int64_t>(golden.prompt.size());
     auto sequence =
         Sequence::create(*model, prompt_tokens,
@@ -120,6 +182,7 @@ Outcome run_golden(const Golden& golden) {
         const std::size_t end = static_cast<std::size_t>(position) + 1;
         last = feed(std::span(golden.prompt).subspan(begin, end - begin));
         outcome.logits.insert(outcome.logits.end(), last.begin(), last.end());
+        take_lists(lists, model->config(), position, outcome.chosen);
         begin = end;
     }
     while (outcome.continuation.size() < golden.continuation.size()) {
@@ -157,6 +220,15 @@ TEST_P(Parity, MatchesTransformers) {
     ASSERT_TRUE(golden) << golden.error().message;
     const Outcome outcome = run_golden(*golden);
     ASSERT_EQ(outcome.logits.size(), golden->reference.size());
+    EXPECT_EQ(outcome.chosen.size(), golden->chosen.size());
+    for (const Golden::Chosen& wanted : golden->chosen) {
+        const auto ours = std::ranges::find_if(outcome.chosen, [&](const Golden::Chosen& one) {
+            return one.layer == wanted.layer && one.position == wanted.position;
+        });
+        ASSERT_NE(ours, outcome.chosen.end());
+        EXPECT_EQ(ours->keys, wanted.keys)
+            << "layer " << wanted.layer << ", position " << wanted.position;
+    }
     if (golden->torch_bf16.empty()) {
         const double error = relative_maximum(outcome.logits, golden->reference);
         RecordProperty("max_error", fmt::format("{:.2e}", error));

@@ -172,7 +172,7 @@ TEST_F(TapsTest, TheKvHalfAloneWritesWhatAWholePassWrites) {
                                 a.cos_sin.slice(0, 2 * kTokens));
     const DecoderLayer layer({rule, whole.backend(), whole.kernels(), a, context},
                              whole->weights().layers[1]);
-    ASSERT_TRUE(layer.write_kv(view, alone.target(1)));
+    ASSERT_TRUE(layer.write_kv(view, alone.layer(cache::Plane::Of::target, 1)));
     const mla::KvPages expected = kv.target(1), written = alone.target(1);
     EXPECT_EQ(std::memcmp(expected.data, written.data,
                           static_cast<std::size_t>(expected.page_stride * expected.page_count)),

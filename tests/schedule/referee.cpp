@@ -47,6 +47,8 @@ std::vector<RequestId> Referee::submit(const Request& request) {
         std::int64_t segment = scheduler_.options().prefill_segment;
         if (segment != 0 && prompt > 4096) segment = 256;
         if (segment != 0 && prompt > 256) book.turn = segment * ((prompt - 1) / segment);
+        if (const auto keys = scheduler_.options().decompressed_keys)
+            book.turn = std::min(book.turn, *keys / 64 * 64);
         for (const std::int32_t token : request.prompt) push(book, token);
         book.submitted_step = step_;
         ahead += work_bound(book);

@@ -22,6 +22,7 @@ SchedulerOptions random_options(Random& random) {
     options.max_step_gather = options.max_rows + random.one_of({0, 3, 100, 1000});
     options.max_waiting = random.between(4, 40);
     options.prefill_segment = random.chance(0.8) ? random.one_of({64, 64, 256}) : 0;
+    if (random.chance(0.2)) options.decompressed_keys = random.one_of({32, 64, 200, 320, 2048});
     options.prefix_cache = random.chance(0.9);
     options.reserve_windows = random.chance(0.5);
     if (random.chance(0.4)) {

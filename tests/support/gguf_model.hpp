@@ -23,8 +23,14 @@ inline void add_config(GgufWriter& file, const checkpoint::ModelConfig& config,
     const auto f32 = [&](const std::string& key, double value) {
         file.f32("deepseek2." + key, static_cast<float>(value));
     };
-    const bool mistral = config.architecture == checkpoint::Architecture::mistral4;
-    file.text("general.architecture", mistral ? "mistral4" : "deepseek2");
+    // Names that llama.cpp has for other architectures.
+    const auto name = [&] {
+        if (config.architecture == checkpoint::Architecture::mistral4) return "mistral4";
+        if (!config.indexer) return "deepseek2";
+        return config.architecture == checkpoint::Architecture::glm_moe_dsa ? "glm-dsa"
+                                                                            : "deepseek32";
+    };
+    file.text("general.architecture", name());
     u32("context_length", config.max_position_embeddings);
     u32("embedding_length", config.hidden_size);
     u32("block_count", config.num_hidden_layers + config.num_nextn_predict_layers);

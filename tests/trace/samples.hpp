@@ -28,6 +28,7 @@ inline Header sample_header() {
     header.settings.max_step_gather = 512;
     header.settings.max_step_splits = 64;
     header.settings.prefill_segment = 256;
+    header.settings.decompressed_keys = 2048;
     header.settings.reserve_windows = true;
     header.settings.hash_seed = ~0ull;
     header.settings.grant = Grant::everything;

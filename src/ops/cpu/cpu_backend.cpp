@@ -16,6 +16,7 @@
 #include "ops/kernels.hpp"
 #include "ops/layer_program.hpp"
 #include "ops/ops.hpp"
+#include "ops/plain_layer_norm.hpp"
 #include "ops/shapes.hpp"
 
 namespace espalier::ops {
@@ -144,6 +145,41 @@ class CpuBackend final : public Backend {
             const float factor = scaling.at(position[t]);
             float* row = queries.row<float>(t);
             for (std::int64_t column = 0; column < queries.cols; ++column) row[column] *= factor;
+        });
+    }
+
+    void layer_norm(OpContext& context, const Matrix& x, const float* weight, const float* bias,
+                    float epsilon, const Matrix& out) const override {
+        check_f32(x, "layer_norm input");
+        check_f32(out, "layer_norm output");
+        check_size(out.cols, x.cols, "layer_norm output");
+        for_rows(pool_of(context), x.rows, x.cols * 4, [&](std::int64_t t) {
+            plain_layer_norm(x.row<float>(t), x.cols, weight, bias, epsilon, out.row<float>(t));
+        });
+    }
+
+    void rope_halves(OpContext& context, const Matrix& from, std::int64_t from_step,
+                     std::int32_t heads, const Matrix& cos_sin, const Matrix& to,
+                     std::int64_t to_step) const override {
+        check_activation(to, "rope to");
+        check_heads(from, from_step, heads, kRopeWidth, "rope from");
+        check_heads(to, to_step, heads, kRopeWidth, "rope to");
+        constexpr std::int64_t kHalf = kRopeWidth / 2;
+        for_rows(pool_of(context), from.rows, heads * kRopeWidth, [&](std::int64_t t) {
+            std::array<float, kRopeWidth> pairs, halves;
+            for (std::int32_t h = 0; h < heads; ++h) {
+                const float* row = from.row<float>(t) + h * from_step;
+                for (std::size_t i = 0; i < kHalf; ++i) {
+                    pairs[2 * i] = row[i];
+                    pairs[2 * i + 1] = row[i + kHalf];
+                }
+                kernels_.rotate(pairs.data(), cos_sin.row<float>(t), pairs.data());
+                for (std::size_t i = 0; i < kHalf; ++i) {
+                    halves[i] = pairs[2 * i];
+                    halves[i + kHalf] = pairs[2 * i + 1];
+                }
+                kernels_.store(halves.data(), kRopeWidth, to.dtype, address(to, t, h * to_step));
+            }
         });
     }
 
