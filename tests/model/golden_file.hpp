@@ -22,7 +22,7 @@ struct Golden {
     std::vector<std::int32_t> prompt;
     std::vector<std::int32_t> positions;     // of the prompt, ascending, the last one included
     std::vector<std::int32_t> continuation;  // greedy, f32 and f16 models only
-    // Of sparse attention: what each layer that has an indexer chose at positions that choose.
+    // Keys that each layer with an indexer chose, at stored positions that choose.
     struct Chosen {
         std::int64_t layer = 0;
         std::int32_t position = 0;
