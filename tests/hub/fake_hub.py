@@ -110,9 +110,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, hub, origin):
+    def __init__(self, hub, origin, tls):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.hub, self.origin = hub, origin
+        self.hub, self.origin, self.scheme = hub, origin, "https" if tls else "http"
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def handle_error(self, *_):
@@ -120,19 +122,19 @@ class Server(http.server.ThreadingHTTPServer):
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}"
 
 
 class Hub:
     """faults: by ("hub" or "cdn", path) a function of the handler and of how often that path was asked for; None: go on."""
 
-    def __init__(self, files, name="org/model"):
+    def __init__(self, files, name="org/model", tls=None, cdn_tls=None):
         self.files, self.name = files, name
         self.more = []
         self.token, self.signature, self.ranges = None, "1", True
         self.faults, self.requests, self.counts = {}, [], {}
         self.lock = threading.Lock()
-        self.servers = [Server(self, "hub"), Server(self, "cdn")]
+        self.servers = [Server(self, "hub", tls), Server(self, "cdn", cdn_tls)]
         self.url, self.cdn = (server.url for server in self.servers)
 
     def count(self, path):

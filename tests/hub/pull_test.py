@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -322,6 +323,27 @@ class Pull(unittest.TestCase):
         self.assert_refused(self.pull(HF_ENDPOINT="http://no-such-host.invalid"), "cannot be reached")
         self.assert_refused(self.pull(HF_HUB_OFFLINE="1"), "HF_HUB_OFFLINE")
         self.assert_refused(self.pull(HF_ENDPOINT="ftp://x"), "HF_ENDPOINT")
+
+    def test_over_https_with_a_certificate_that_is_believed(self):
+        made = self.cache.parent / (self.cache.name + "-certificate")
+        self.addCleanup(made.unlink, missing_ok=True)
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+                        "-subj", "/CN=hub", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(made), "-out", str(made) + ".crt"],
+                       check=True, stderr=subprocess.DEVNULL)
+        self.addCleanup(pathlib.Path(str(made) + ".crt").unlink)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(str(made) + ".crt", str(made))
+        believed = {"SSL_CERT_FILE": str(made) + ".crt"}
+        self.hub = Hub(model_files(), tls=tls, cdn_tls=tls)
+        self.addCleanup(self.hub.stop)
+        self.assert_refused(self.pull(), "cannot be reached", "its certificate is not believed")
+        self.assertEqual(self.hub.requests, [])
+        self.assert_pulled(self.pull(**believed))
+        # A redirect does not lead where nothing is encrypted.
+        (self.repository / "refs/main").unlink()
+        (self.repository / "blobs" / self.hub.files[SHARD].etag).unlink()
+        self.hub.cdn = self.hub.cdn.replace("https", "http")
+        self.assert_refused(self.pull(**believed), "not encrypted")
 
     # ---- two at a time ----
 
