@@ -236,7 +236,7 @@ struct Preset {
     std::string_view name;
     SyntheticModel (*make)();
 };
-constexpr std::array<Preset, 12> kPresets = {{
+constexpr auto kPresets = std::to_array<Preset>({
     {"tiny-v2", tiny_v2},
     {"tiny-v3", tiny_v3},
     {"tiny-glm", tiny_glm},
@@ -251,7 +251,7 @@ constexpr std::array<Preset, 12> kPresets = {{
     {"glm-flash", [] { return glm_flash(47); }},
     {"glm-flash-slice", [] { return glm_flash(6); }},
     {"mistral-small-4", mistral_small_4},
-}};
+});
 
 struct NamedDtype {
     std::string_view name;
