@@ -35,7 +35,7 @@ TEST(Routes, DescribesItselfAsOpenApi) {
 // The form of an error goes by the path, also where the body never came in.
 TEST(Routes, ErrorsOfHttpItselfHaveTheirApisForm) {
     RunningServer::Setup setup;
-    setup.server.max_body_bytes = 1000;
+    setup.server.max_body_bytes = 1024;
     RunningServer server(setup);
     for (const char* path : {"/v1/messages", "/v1/chat/completions"}) {
         const Answer answer = server.client().post(path, std::string(2000, ' '));
