@@ -320,6 +320,8 @@ CASES = {
     "v3_nvfp4": case(v3(**QUANTIZED, quantization_config=NVFP4), 0, "bf16"),
     "v3_fp8_long": case(v3(**DENSE, hidden_size=96, q_lora_rank=None, intermediate_size=136, rope_scaling=yarn(),
                            quantization_config=FP8), 0, "fp8", prompt=600),
+    # GigaChat3's values, beside 600 tokens of which most are decompressed.
+    "v3_wide_values_long": case(v3(num_hidden_layers=2, v_head_dim=192, q_lora_rank=None), 3, prompt=600),
     "glm": case(glm(), 1),
     # 600 tokens: positions below 576 take the decompressed form with heads of 192 + 64 and 256.
     "glm_long": case(glm(num_hidden_layers=2, mlp_layer_types=["dense", "sparse"]), 18, prompt=600),

@@ -94,7 +94,7 @@ TEST(JoinedExperts, HaveTheBitsOfExpertsOneByOne) {
     }
 }
 
-// As published: every scale one number, an expert's gate and up share theirs, activations have
+// The published form: every scale one number, an expert's gate and up share theirs, activations have
 // scales beside them.
 TEST(JoinedExperts, WithOneScaleForAMatrixToo) {
     const TemporaryDirectory directory;

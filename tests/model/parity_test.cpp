@@ -67,6 +67,7 @@ constexpr std::array kGoldens = {
     "glm_int4_long",
     "vl2_nested",
     "youtu",
+    "v3_wide_values_long",
     "mistral4",
     "mistral4_nested",
     "mistral4_long",

@@ -46,6 +46,22 @@ class WeightsTest : public testing::Test {
     TemporaryDirectory directory_;
 };
 
+// Sarvam MLA is V3 under names of its own for experts and YaRN.
+TEST_F(WeightsTest, SarvamsModelHasTheBitsOfV3s) {
+    const fs::path path = write("tiny-v3");
+    const std::vector<float> expected = logits_of_eight(path);
+    edit_config(path, "architectures", {"SarvamMLAForCausalLM"});
+    edit_config(path, "model_type", "sarvam_mla");
+    edit_config(path, "num_experts", 8);
+    edit_config(path, "num_shared_experts", 1);
+    edit_config(path, "n_routed_experts", nullptr);
+    std::ifstream in(path / "config.json");
+    nlohmann::json rope = nlohmann::json::parse(in)["rope_scaling"];
+    rope["type"] = "deepseek_yarn";
+    edit_config(path, "rope_scaling", rope);
+    EXPECT_EQ(logits_of_eight(path), expected);
+}
+
 TEST_F(WeightsTest, MtpSharesWhatTheCheckpointDoesNotRepeat) {
     const auto shared = load(write("tiny-v3"));
     ASSERT_TRUE(shared) << shared.error().message;
