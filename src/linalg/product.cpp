@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <span>
 
 #include "base/check.hpp"
 #include "linalg/microkernels.hpp"
+#include "linalg/rounded_rows.hpp"
 
 namespace espalier::linalg {
 namespace {
@@ -45,6 +47,7 @@ struct Job {
     Store store = Store::assign;
     bool apart = false;      // sums of segments are not added: each has rows of its own
     std::int64_t chunk = 1;  // panels per unit
+    const RoundedBlock* rounded = nullptr;  // rows of x, where they were rounded for all units
 };
 
 // Piece `index` of `length` cut into `pieces` almost equal ones.
@@ -130,6 +133,12 @@ void fill_tile(const Job& job, const Unit& unit, Piece rows, Piece k, std::int64
     const std::int64_t padded = padded_depth(job.w, k);
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
         const std::int64_t source = job.source_row == nullptr ? row : job.source_row[row];
+        if (job.rounded != nullptr) {
+            std::memcpy(tile + (row - rows.begin) * stride,
+                        job.rounded + source * rounded_blocks(job.w.k) + k.begin / kRoundedInputs,
+                        static_cast<std::size_t>(rounded_blocks(padded)) * sizeof(RoundedBlock));
+            continue;
+        }
         const std::int64_t at = source * job.x.stride + unit.matrix * job.x_step + k.begin;
         job.kernels.fill_row(job.x.data + at * element, k.end - k.begin, padded,
                              tile + (row - rows.begin) * stride);
@@ -321,9 +330,20 @@ void check_types(const Matrix& x, const WeightView& w, const Matrix& y, Store st
           name_of(y.dtype));
 }
 
+// Rounds x for all units of a job whose kernels take it so, for as long as the answer lives.
+RoundedRows::Taken round_rows(RoundedRows& rows, ThreadPool& pool, Job& job) {
+    if (!job.kernels.rounds_x || job.x_step != 0) return {};
+    RoundedRows::Taken taken = rows.take(pool, job.x, job.w.k, job.kernels.fill_row);
+    job.rounded = taken.blocks();
+    return taken;
+}
+
 }  // namespace
 
-Products::Products(CpuVariant variant) : variant_(variant) { microkernels_of(variant); }
+Products::Products(CpuVariant variant) : variant_(variant), rounded_(new RoundedRows) {
+    microkernels_of(variant);
+}
+Products::~Products() = default;
 
 Expected<void> Products::check_format(const WeightFormat& format) const {
     const int least = microkernels_of(variant_).of(format.code).least_group;
@@ -353,6 +373,7 @@ void Products::product(ThreadPool& pool, const Matrix& x, const WeightView& w, c
     const Microkernels& microkernels = microkernels_of(variant_);
     Job job{microkernels, microkernels.of(w), x, y, PackedView(w)};
     job.store = store;
+    const auto rounded = round_rows(*rounded_, pool, job);
     Segment all{0, 0, x.rows};
     run_segments(pool, job, std::span(&all, 1));
 }
@@ -367,6 +388,7 @@ void Products::segment_sums(ThreadPool& pool, const Matrix& x, const WeightView&
     const Microkernels& microkernels = microkernels_of(variant_);
     Job job{microkernels, microkernels.of(w), x, sums, PackedView(w)};
     job.apart = true;
+    const auto rounded = round_rows(*rounded_, pool, job);
     Segment all{0, 0, x.rows};
     run_segments(pool, job, std::span(&all, 1));
 }
@@ -401,6 +423,7 @@ void Products::grouped(ThreadPool& pool, const Matrix& x, const std::int32_t* so
     const Microkernels& microkernels = microkernels_of(variant_);
     Job job{microkernels, microkernels.of(w), x, y, PackedView(w)};
     job.source_row = source_row;
+    const auto rounded = round_rows(*rounded_, pool, job);
     std::array<Segment, kSegments> segments;
     std::size_t filled = 0;
     for (std::int64_t group = 0; group < w.count; ++group) {

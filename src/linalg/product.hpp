@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "base/cpu_features.hpp"
 #include "base/matrix.hpp"
@@ -21,9 +22,13 @@
 
 namespace espalier::linalg {
 
+class RoundedRows;
+
+// Where WeightView::inputs asks for it, x is rounded first (linalg/rounded_inputs.hpp).
 class Products {
   public:
     explicit Products(CpuVariant variant);
+    ~Products();
     CpuVariant variant() const { return variant_; }
     // An error that names the format where there are no kernels for it.
     Expected<void> check_format(const WeightFormat& format) const;
@@ -49,6 +54,7 @@ class Products {
 
   private:
     CpuVariant variant_;
+    std::unique_ptr<RoundedRows> rounded_;
 };
 
 // The definition in plain loops, in double and then rounded: an oracle for tolerance, not for bits.
