@@ -56,7 +56,7 @@ Json group_json(const Quantization& how, Json targets) {
     const bool nvfp4 = how.layout == QuantizedLayout::packed_nvfp4;
     const Json weights = {{"num_bits", how.bits},
                           {"type", nvfp4 ? "float" : "int"},
-                          {"symmetric", true},
+                          {"symmetric", !how.zero_points},
                           {"strategy", nvfp4           ? "tensor_group"
                                        : how.group > 0 ? "group"
                                                        : "channel"},
@@ -70,6 +70,12 @@ Json group_json(const Quantization& how, Json targets) {
 Json quantization_json(const Quantization& how, const std::optional<Quantization>& head = {}) {
     if (how.layout == QuantizedLayout::nvfp4)
         return {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"group_size", how.group}};
+    if (how.layout == QuantizedLayout::awq)
+        return {{"quant_method", "awq"},
+                {"bits", how.bits},
+                {"group_size", how.group > 0 ? how.group : -1},
+                {"zero_point", true},
+                {"version", "gemm"}};
     Json groups = {{"group_0", group_json(how, Json::array({"Linear"}))}};
     Json ignored = Json::array({"re:.*kv_b_proj$", "re:.*mlp\\.gate$"});
     const char* format = format_word(how.layout);

@@ -57,11 +57,13 @@ enum class QuantizedLayout : std::uint8_t {
     nvfp4,            // ModelOpt: weight, weight_scale, weight_scale_2, input_scale
     packed_nvfp4,     // compressed-tensors: weight_packed, weight_scale, weight_global_scale,
                       // input_global_scale
+    awq,              // AutoAWQ's gemm: qweight, qzeros, scales
 };
 struct Quantization {
     QuantizedLayout layout = QuantizedLayout::none;
-    std::int64_t bits = 0;   // of one weight
-    std::int64_t group = 0;  // inputs that share a scale; 0: all of an output
+    std::int64_t bits = 0;     // of one weight
+    std::int64_t group = 0;    // inputs that share a scale; 0: all of an output
+    bool zero_points = false;  // of groups: weight_zero_point of compressed-tensors, qzeros
 
     bool operator==(const Quantization&) const = default;
 };

@@ -74,6 +74,8 @@ class MatrixReader {
                 return nvfp4("weight", "weight_scale_2", "input_scale", false);
             case QuantizedLayout::packed_nvfp4:
                 return nvfp4("weight_packed", "weight_global_scale", "input_global_scale", true);
+            case QuantizedLayout::awq:
+                return awq(scheme);
             case QuantizedLayout::none:
                 break;
         }
@@ -134,7 +136,9 @@ class MatrixReader {
 
     Expected<StoredWeight> packed_integers(const Quantization& scheme) {
         const std::int64_t per_word = 32 / scheme.bits;
-        StoredWeight stored{.row_stride = ceil_div(k_, per_word) * per_word, .offset_codes = true};
+        StoredWeight stored{.row_stride = ceil_div(k_, per_word) * per_word,
+                            .offset_codes = true,
+                            .layout = QuantizedLayout::packed_integers};
         ESPALIER_ASSIGN_OR_RETURN(
             stored.weights, checkpoint_.find(name_ + ".weight_packed", {n_, ceil_div(k_, per_word)},
                                              {StoredType::i32}));
@@ -157,7 +161,7 @@ class MatrixReader {
     }
 
     Expected<StoredWeight> int8(const Quantization& scheme) {
-        StoredWeight stored{.row_stride = k_};
+        StoredWeight stored{.row_stride = k_, .layout = QuantizedLayout::int8};
         ESPALIER_ASSIGN_OR_RETURN(stored.weights,
                                   checkpoint_.find(name_ + ".weight", {n_, k_}, {StoredType::i8}));
         ESPALIER_RETURN_IF_ERROR(integer_scales(scheme, stored));
@@ -172,7 +176,35 @@ class MatrixReader {
                                          {StoredType::bf16, StoredType::f16, StoredType::f32}));
         stored.format = grouped(scheme.bits == 4 ? WeightCode::int4 : WeightCode::int8,
                                 static_cast<std::int32_t>(group), scale_type(stored.scales->type));
+        if (!scheme.zero_points) return {};
+        stored.format.scale = ScaleType::f32;
+        stored.format.zero_points = true;
+        const bool bytes = stored.layout == QuantizedLayout::int8;
+        const std::int64_t rows = bytes ? n_ : ceil_div(n_, 32 / scheme.bits);
+        ESPALIER_ASSIGN_OR_RETURN(
+            stored.zeros, beside(stored.weights, "weight_zero_point", {rows, ceil_div(k_, group)},
+                                 {bytes ? StoredType::i8 : StoredType::i32}));
         return {};
+    }
+
+    Expected<StoredWeight> awq(const Quantization& scheme) {
+        const std::int64_t group = scheme.group > 0 ? scheme.group : ceil_div(k_, 128) * 128;
+        if (n_ % 8 != 0 || (scheme.group > 0 && k_ % group != 0))
+            return fail(ErrorKind::unsupported,
+                        "{}: '{}' is [{}, {}]: AWQ takes outputs by 8 and inputs by groups of {}",
+                        checkpoint_.directory().string(), full(name_), n_, k_, group);
+        StoredWeight stored{.layout = QuantizedLayout::awq};
+        stored.format = grouped(WeightCode::int4, static_cast<std::int32_t>(group), ScaleType::f32);
+        stored.format.zero_points = true;
+        ESPALIER_ASSIGN_OR_RETURN(
+            stored.weights, checkpoint_.find(name_ + ".qweight", {k_, n_ / 8}, {StoredType::i32}));
+        const std::int64_t groups = ceil_div(k_, group);
+        ESPALIER_ASSIGN_OR_RETURN(
+            stored.zeros, beside(stored.weights, "qzeros", {groups, n_ / 8}, {StoredType::i32}));
+        ESPALIER_ASSIGN_OR_RETURN(stored.scales,
+                                  beside(stored.weights, "scales", {groups, n_},
+                                         {StoredType::f16, StoredType::bf16, StoredType::f32}));
+        return stored;
     }
 
     // divided: by the matrix's own scale, which compressed-tensors stores as the factor that its
@@ -244,6 +276,9 @@ QuantizedLayout stored_as(const Checkpoint& checkpoint, std::string_view name) {
             return weight && weight->type == StoredType::i8 ? announced : QuantizedLayout::none;
         case QuantizedLayout::nvfp4:
             return weight && weight->type == StoredType::u8 ? announced : QuantizedLayout::none;
+        case QuantizedLayout::awq:
+            return checkpoint.has(fmt::format("{}.qweight", name)) ? announced
+                                                                   : QuantizedLayout::none;
         case QuantizedLayout::none:
             break;
     }
@@ -262,15 +297,25 @@ std::span<const std::string_view> tensors_of(const Checkpoint& checkpoint, std::
                                                         "activation_scale"};
     static constexpr std::string_view kPacked[] = {"weight_packed", "weight_scale", "weight_shape"};
     static constexpr std::string_view kInt8[] = {"weight", "weight_scale"};
+    static constexpr std::string_view kShiftedPacked[] = {"weight_packed", "weight_scale",
+                                                          "weight_zero_point", "weight_shape"};
+    static constexpr std::string_view kShiftedInt8[] = {"weight", "weight_scale",
+                                                        "weight_zero_point"};
+    static constexpr std::string_view kAwq[] = {"qweight", "qzeros", "scales"};
     static constexpr std::string_view kNv[] = {"weight", "weight_scale", "weight_scale_2",
                                                "input_scale"};
     static constexpr std::string_view kPackedNv[] = {"weight_packed", "weight_scale",
                                                      "weight_global_scale", "input_global_scale"};
+    const bool shifted = checkpoint.config().quantization_of(name).zero_points;
     switch (stored_as(checkpoint, name)) {
         case QuantizedLayout::packed_integers:
+            if (shifted) return kShiftedPacked;
             return kPacked;
         case QuantizedLayout::int8:
+            if (shifted) return kShiftedInt8;
             return kInt8;
+        case QuantizedLayout::awq:
+            return kAwq;
         case QuantizedLayout::nvfp4:
             return kNv;
         case QuantizedLayout::packed_nvfp4:

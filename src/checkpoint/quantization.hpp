@@ -35,6 +35,9 @@ struct StoredWeight {
     std::int64_t row_stride = 0;  // weights between stored rows
     float tensor_scale = 1.0f;    // where the format has one
     bool offset_codes = false;    // see linalg::WeightSource
+    // Zero points, as the layout has them (linalg::ShiftedSource); `format` is what they become.
+    std::optional<Tensor> zeros = {};
+    QuantizedLayout layout = QuantizedLayout::none;
 
     // The grid of scales, row by row; null without one.
     const std::byte* scale_data() const {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "base/json.hpp"
@@ -54,9 +55,10 @@ Quantization read_weights(ConfigFields& weights, QuantizedLayout layout) {
                        nvfp4                             ? "4"
                        : layout == QuantizedLayout::int8 ? "8"
                                                          : "4 and 8");
-    if (!weights.boolean("symmetric", true))
+    found.zero_points = !weights.boolean("symmetric", true);
+    if (found.zero_points && nvfp4)
         weights.refuse(ErrorKind::unsupported,
-                       "symmetric is false: weights with zero points are not supported");
+                       "symmetric is false: NVFP4 weights have no zero points");
     const nlohmann::json* order = weights.find("actorder");
     if (order != nullptr && *order != nlohmann::json(false))
         weights.refuse(ErrorKind::unsupported,
@@ -168,6 +170,31 @@ void read_modelopt(ConfigFields& fields, ModelConfig& config) {
     config.quantization = {.layout = QuantizedLayout::nvfp4, .bits = 4, .group = kNvfp4Group};
 }
 
+// AutoAWQ's description.
+void read_awq(ConfigFields& fields, ModelConfig& config) {
+    if (const std::int64_t bits = fields.integer(fields.has("bits") ? "bits" : "w_bit", 1, 32, 4);
+        bits != 4)
+        fields.refuse(ErrorKind::unsupported, "bits is {}, only 4 is supported", bits);
+    std::string version = fields.text("version", "gemm");
+    std::ranges::transform(version, version.begin(),
+                           [](unsigned char letter) { return std::tolower(letter); });
+    if (version != "gemm")
+        fields.refuse(ErrorKind::unsupported, "version is '{}', only 'gemm' is supported", version);
+    if (!fields.boolean("zero_point", true))
+        fields.refuse(ErrorKind::unsupported,
+                      "zero_point is false: AWQ without zero points is not supported");
+    const std::int64_t group = fields.integer(
+        fields.has("group_size") ? "group_size" : "q_group_size", -1, kMaxGroup, 128);
+    if (group != -1 && group != 16 && group != 32 && group != 64 &&
+        (group <= 0 || group % 128 != 0))
+        fields.refuse(ErrorKind::unsupported,
+                      "group_size is {}, supported are 16, 32, 64 and multiples of 128", group);
+    config.quantization = {.layout = QuantizedLayout::awq,
+                           .bits = 4,
+                           .group = std::max<std::int64_t>(group, 0),
+                           .zero_points = true};
+}
+
 }  // namespace
 
 void read_quantization(ConfigFields& fields, ModelConfig& config) {
@@ -182,13 +209,16 @@ void read_quantization(ConfigFields& fields, ModelConfig& config) {
             read_fp8(quantization, config);
         else if (method == "compressed-tensors")
             read_compressed_tensors(quantization, config);
+        else if (method == "awq")
+            read_awq(quantization, config);
         else if (method == "modelopt" || method == "modelopt_fp4")
             read_modelopt(quantization, config);
         else
-            quantization.refuse(ErrorKind::unsupported,
-                                "quant_method '{}' is not supported; supported are f32, f16, bf16, "
-                                "'fp8' in 128×128 blocks, 'compressed-tensors' and 'modelopt'",
-                                method);
+            quantization.refuse(
+                ErrorKind::unsupported,
+                "quant_method '{}' is not supported; supported are f32, f16, bf16, "
+                "'fp8' in 128×128 blocks, 'compressed-tensors', 'awq' and 'modelopt'",
+                method);
         fields.absorb(quantization);
     }
 }

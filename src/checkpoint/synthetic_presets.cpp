@@ -258,7 +258,7 @@ struct NamedDtype {
     DType dtype = DType::bf16;
     Quantization quantization = {};
 };
-constexpr std::array<NamedDtype, 7> kDtypes = {{
+constexpr std::array<NamedDtype, 9> kDtypes = {{
     {"f32", DType::f32},
     {"f16", DType::f16},
     {"bf16", DType::bf16},
@@ -266,6 +266,8 @@ constexpr std::array<NamedDtype, 7> kDtypes = {{
     {"int8", DType::bf16, {QuantizedLayout::int8, 8, 32}},
     {"int4", DType::bf16, {QuantizedLayout::packed_integers, 4, 32}},
     {"nvfp4", DType::bf16, {QuantizedLayout::nvfp4, 4, 16}},
+    {"awq", DType::bf16, {QuantizedLayout::awq, 4, 32, true}},
+    {"int4_zero", DType::bf16, {QuantizedLayout::packed_integers, 4, 32, true}},
 }};
 
 }  // namespace

@@ -91,13 +91,25 @@ class Lister {
                 add(name + ".weight_packed", TensorRole::projection, StoredType::i32,
                     {rows, (cols + per_word - 1) / per_word}, cols);
                 scale(".weight_scale", StoredType::bf16, {rows, groups}, 1 << (how.bits - 1));
+                if (how.zero_points)
+                    add(name + ".weight_zero_point", TensorRole::projection, StoredType::i32,
+                        {(rows + per_word - 1) / per_word, groups}, cols);
                 add(name + ".weight_shape", TensorRole::stored_shape, StoredType::i32, {2}, cols);
                 specs_.back().outputs = rows;
                 return;
             }
             case QuantizedLayout::int8:
                 add(name + ".weight", TensorRole::projection, StoredType::i8, {rows, cols}, cols);
+                if (how.zero_points)
+                    add(name + ".weight_zero_point", TensorRole::projection, StoredType::i8,
+                        {rows, groups}, cols);
                 return scale(".weight_scale", StoredType::bf16, {rows, groups}, 128);
+            case QuantizedLayout::awq:
+                add(name + ".qweight", TensorRole::projection, StoredType::i32, {cols, rows / 8},
+                    cols);
+                add(name + ".qzeros", TensorRole::projection, StoredType::i32, {groups, rows / 8},
+                    cols);
+                return scale(".scales", StoredType::f16, {groups, rows}, 8);
             case QuantizedLayout::nvfp4:
             case QuantizedLayout::packed_nvfp4: {
                 const bool packed = how.layout == QuantizedLayout::packed_nvfp4;

@@ -42,8 +42,8 @@ std::vector<float> widen(const checkpoint::Tensor& tensor) {
 
 linalg::WeightSource StoredMatrix::rows(std::int64_t first, std::int64_t count,
                                         bool transposed) const {
-    CHECK(!made.empty() || stored.block == BlockCode::none, "'{}' lies in blocks of {}",
-          stored.weights.name, facts_of(stored.block).name);
+    CHECK(!is_unpacked(), "'{}' is {} and no source of weights", stored.weights.name,
+          stored.weights.type_name());
     linalg::WeightSource source;
     source.format = format();
     source.n = transposed ? k : count;
@@ -83,12 +83,47 @@ StoredMatrix StoredMatrix::part(const linalg::Part& rows, const linalg::Part& in
     return some;
 }
 
+linalg::ShiftedWeights StoredMatrix::without_shift(ThreadPool& pool) const {
+    using Layout = linalg::ShiftedSource::Layout;
+    const bool awq = stored.layout == checkpoint::QuantizedLayout::awq;
+    const bool bytes = stored.layout == checkpoint::QuantizedLayout::int8;
+    const std::vector<std::int64_t>& shape = stored.weights.shape;
+    return linalg::ShiftedWeights::make(pool, {.layout = awq     ? Layout::awq
+                                                         : bytes ? Layout::bytes
+                                                                 : Layout::packed,
+                                               .format = stored.format,
+                                               .scale_type = dtype_of(stored.scales->type),
+                                               .n = awq ? shape[1] * 8 : shape[0],
+                                               .k = stored_columns(),
+                                               .row_stride = stored.row_stride,
+                                               .codes = stored.weights.bytes.data(),
+                                               .scales = stored.scales->bytes.data(),
+                                               .zeros = stored.zeros->bytes.data()});
+}
+
+linalg::WeightSource StoredMatrix::part_of(const linalg::ShiftedWeights& whole) const {
+    linalg::WeightSource source = whole.source();
+    source.data += source.format.bytes(first_row * source.row_stride + first_col);
+    source.n = n;
+    source.k = k;
+    source.first_row = first_row;
+    source.first_col = first_col;
+    return source;
+}
+
 void StoredMatrix::widen() {
     CHECK(first_col == 0 && k == stored_columns(), "columns of '{}' widened", stored.weights.name);
     std::vector<std::byte> values(static_cast<std::size_t>(n * k) * sizeof(Bf16));
     std::vector<float> row(static_cast<std::size_t>(k));
-    const linalg::WeightSource source =
-        stored.block == BlockCode::none ? whole() : linalg::WeightSource();
+    std::optional<linalg::ShiftedWeights> unshifted;
+    linalg::WeightSource source;
+    if (made.empty() && stored.zeros) {
+        ThreadPool alone(1);
+        unshifted = without_shift(alone);
+        source = part_of(*unshifted);
+    } else if (stored.block == BlockCode::none) {
+        source = whole();
+    }
     const BlockFacts& facts = facts_of(stored.block);
     for (std::int64_t output = 0; output < n; ++output) {
         if (stored.block == BlockCode::none)

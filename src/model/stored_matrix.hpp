@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/quantization.hpp"
+#include "linalg/shifted_weights.hpp"
 #include "linalg/weight.hpp"
 
 namespace espalier::model {
@@ -35,6 +36,13 @@ struct StoredMatrix {
     // The part of these rows and columns. Its numbers alone are read when it is packed.
     StoredMatrix part(const linalg::Part& rows, const linalg::Part& columns) const;
     std::int64_t stored_columns() const { return columns == 0 ? k : columns; }
+    // True for weights that are packed from copies of what is stored: codes or scales change.
+    bool is_unpacked() const {
+        return made.empty() && (stored.block != BlockCode::none || stored.zeros.has_value());
+    }
+    // Of weights with zero points: a copy of all that is stored, and this part of it.
+    linalg::ShiftedWeights without_shift(ThreadPool& pool) const;
+    linalg::WeightSource part_of(const linalg::ShiftedWeights& whole) const;
     // Fills `made` with bf16, each number rounded once.
     void widen();
 };

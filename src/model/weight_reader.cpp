@@ -173,8 +173,7 @@ Expected<std::vector<std::vector<StoredMatrix>>> WeightReader::stored_stack(
 
 Expected<Weight> WeightReader::pack_stored(const std::vector<std::vector<StoredMatrix>>& matrices,
                                            Join join) {
-    if (matrices.front().front().stored.block != BlockCode::none)
-        return pack_blocks(matrices, join);
+    if (matrices.front().front().is_unpacked()) return pack_unpacked(matrices, join);
     std::vector<std::vector<linalg::WeightSource>> sources(matrices.size());
     for (std::size_t i = 0; i < matrices.size(); ++i)
         for (const StoredMatrix& matrix : matrices[i]) sources[i].push_back(matrix.whole());
@@ -182,12 +181,18 @@ Expected<Weight> WeightReader::pack_stored(const std::vector<std::vector<StoredM
 }
 
 // Codes and scales of one stack lie beside what is packed until it is; never those of two.
-Expected<Weight> WeightReader::pack_blocks(const std::vector<std::vector<StoredMatrix>>& matrices,
-                                           Join join) {
+Expected<Weight> WeightReader::pack_unpacked(const std::vector<std::vector<StoredMatrix>>& matrices,
+                                             Join join) {
     std::vector<std::vector<linalg::UnpackedBlocks>> unpacked(matrices.size());
+    std::vector<std::vector<linalg::ShiftedWeights>> shifted(matrices.size());
     std::vector<std::vector<linalg::WeightSource>> sources(matrices.size());
     for (std::size_t i = 0; i < matrices.size(); ++i)
         for (const StoredMatrix& matrix : matrices[i]) {
+            if (matrix.stored.zeros) {
+                shifted[i].push_back(matrix.without_shift(pool()));
+                sources[i].push_back(matrix.part_of(shifted[i].back()));
+                continue;
+            }
             const BlockFacts& facts = facts_of(matrix.stored.block);
             const std::int64_t columns = matrix.stored_columns();
             const std::byte* first = matrix.stored.weights.bytes.data() +

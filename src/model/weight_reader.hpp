@@ -127,7 +127,8 @@ class WeightReader {
     Expected<Weight> pack_rounded(const std::vector<std::vector<StoredMatrix>>& matrices, Join join,
                                   const Rounding& rounding);
     Expected<Weight> pack_stored(const std::vector<std::vector<StoredMatrix>>& matrices, Join join);
-    Expected<Weight> pack_blocks(const std::vector<std::vector<StoredMatrix>>& matrices, Join join);
+    Expected<Weight> pack_unpacked(const std::vector<std::vector<StoredMatrix>>& matrices,
+                                   Join join);
     tl::unexpected<Error> named(const Error& error,
                                 const std::vector<std::vector<StoredMatrix>>& matrices,
                                 const std::optional<Rounding>& rounding);
@@ -137,7 +138,7 @@ class WeightReader {
     const ops::Backend& backend_;
     const Progress& progress_;
     ReadWays ways_;
-    std::unique_ptr<ThreadPool> pool_;  // of rounding and of unpacking blocks
+    std::unique_ptr<ThreadPool> pool_;  // of rounding and of unpacking
     std::uint64_t done_ = 0;
     std::uint64_t total_ = 0;
     std::uint64_t packed_bytes_ = 0;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/block_format.hpp"
 #include "checkpoint/support.hpp"
 #include "checkpoint/synthetic.hpp"
 #include "checkpoint/tensor_check.hpp"
@@ -20,6 +21,8 @@ constexpr Quantization kInt4{QuantizedLayout::packed_integers, 4, 32};
 constexpr Quantization kInt8Row{QuantizedLayout::int8, 8, 0};
 constexpr Quantization kNv{QuantizedLayout::nvfp4, 4, 16};
 constexpr Quantization kPackedNv{QuantizedLayout::packed_nvfp4, 4, 16};
+constexpr Quantization kAwq{QuantizedLayout::awq, 4, 64, true};
+constexpr Quantization kShifted{QuantizedLayout::packed_integers, 4, 32, true};
 const std::string kMatrix = "model.layers.0.self_attn.o_proj";
 
 class QuantizedCheckpoint : public testing::Test {
@@ -72,6 +75,13 @@ TEST_F(QuantizedCheckpoint, EveryLayoutIsReadAsWhatItIs) {
         {kInt8Row, grouped(WeightCode::int8, 512, ScaleType::bf16), false},
         {kNv, kNvfp4, false},
         {kPackedNv, kNvfp4, false},
+        {kAwq, with_zero_points(grouped(WeightCode::int4, 64, ScaleType::f32)), false},
+        {{QuantizedLayout::packed_integers, 4, 32, true},
+         with_zero_points(grouped(WeightCode::int4, 32, ScaleType::f32)),
+         true},
+        {{QuantizedLayout::int8, 8, 64, true},
+         with_zero_points(grouped(WeightCode::int8, 64, ScaleType::f32)),
+         false},
     };
     for (const auto& [how, format, offset] : kCases) {
         write(how);
@@ -79,7 +89,8 @@ TEST_F(QuantizedCheckpoint, EveryLayoutIsReadAsWhatItIs) {
         ASSERT_TRUE(stored) << stored.error().message;
         EXPECT_EQ(stored->format, format);
         EXPECT_EQ(stored->offset_codes, offset);
-        EXPECT_EQ(stored->row_stride, 512);
+        EXPECT_EQ(stored->zeros.has_value(), how.zero_points);
+        EXPECT_EQ(stored->row_stride, how.layout == QuantizedLayout::awq ? 0 : 512);
     }
 }
 
@@ -126,6 +137,9 @@ TEST_F(QuantizedCheckpoint, MissingTensorsAreNamedWithTheirMatrix) {
         {kNv, ".weight_scale_2", ".weight"},
         {kPackedNv, ".weight_scale", ".weight_packed"},
         {kPackedNv, ".weight_global_scale", ".weight_packed"},
+        {kAwq, ".qzeros", ".qweight"},
+        {kAwq, ".scales", ".qweight"},
+        {kShifted, ".weight_zero_point", ".weight_packed"},
     };
     for (const auto& [how, missing, matrix] : kCases)
         expect_refused(how, [&](SafetensorsEditor& file) { file.tensors.erase(kMatrix + missing); },
@@ -175,6 +189,12 @@ TEST_F(QuantizedCheckpoint, ShapesAndTypesAreTheMatrixs) {
     expect_refused(kNv, put(".weight_scale_2", "F32", {2}, 4), {"F32 [2]", "one F32 number"});
     expect_refused(kNv, put(".weight_scale_2", "F32", {}, 4), {"weight_scale_2' is 0"});
     expect_refused(kPackedNv, put(".weight_global_scale", "F32", {1}, 4), {"is 0", "positive"});
+    expect_refused(kAwq, put(".qweight", "I32", {512, 15}, 4), {"[512, 15]", "[512, 16]"});
+    expect_refused(kAwq, put(".qzeros", "I32", {4, 16}, 4), {"[4, 16]", "[8, 16]"});
+    expect_refused(kAwq, put(".scales", "F16", {128, 8}, 2), {"[128, 8]", "[8, 128]"});
+    expect_refused(kAwq, put(".scales", "I32", {8, 128}, 4), {"I32", "F16"});
+    expect_refused(kShifted, put(".weight_zero_point", "I32", {128, 16}, 4),
+                   {"[128, 16]", "[16, 16]"});
 }
 
 TEST_F(QuantizedCheckpoint, ModelOptsOwnFileIsRead) {
@@ -215,7 +235,7 @@ void expect_words_refused(const char* field, const json& value,
 }
 
 TEST(QuantizationConfig, RefusesWhatIsStoredOtherwise) {
-    expect_words_refused("symmetric", false, {"symmetric is false", "zero points"});
+    expect_words_refused("symmetric", false, {"symmetric is false", "zero points"}, kPackedNv);
     expect_words_refused("actorder", "group", {"actorder is \"group\"", "reordered"});
     expect_words_refused("actorder", true, {"actorder is true"});
     expect_words_refused("num_bits", 3, {"num_bits is 3", "4 and 8"});
@@ -259,6 +279,28 @@ TEST(QuantizationConfig, HeadsMayBeStoredOtherwise) {
     groups.erase("group_2");
     groups["group_1"]["format"] = "dense";
     expect_error(parse_model_config(mixed.dump(), "config.json"), {"group_1", "format 'dense'"});
+}
+
+// AutoAWQ's words, its older ones too.
+TEST(QuantizationConfig, ReadsAndRefusesAwq) {
+    SyntheticModel model = *synthetic_preset("tiny-v3");
+    model.config.quantization = kAwq;
+    const auto good = json::parse(config_json_of(model.config, DType::bf16));
+    const auto with = [&](std::initializer_list<std::pair<const char*, json>> words) {
+        json config = good;
+        for (const auto& [key, value] : words) config["quantization_config"][key] = value;
+        return parse_model_config(config.dump(), "config.json");
+    };
+    const auto plain = with({{"version", "GEMM"}, {"modules_to_not_convert", {"gate"}}});
+    ASSERT_TRUE(plain) << plain.error().message;
+    EXPECT_EQ(plain->quantization, kAwq);
+    json old = good;
+    old["quantization_config"] = {{"quant_method", "awq"}, {"w_bit", 4}, {"q_group_size", 128}};
+    EXPECT_EQ(parse_model_config(old.dump(), "config.json")->quantization.group, 128);
+    expect_error(with({{"bits", 8}}), {"bits is 8", "only 4"});
+    expect_error(with({{"version", "gemv"}}), {"version is 'gemv'", "'gemm'"});
+    expect_error(with({{"zero_point", false}}), {"zero_point is false"});
+    expect_error(with({{"group_size", 48}}), {"group_size is 48", "multiples of 128"});
 }
 
 TEST(QuantizationConfig, RefusesOtherWords) {

@@ -176,6 +176,35 @@ TEST_P(RoundedInputs, GroupedIsProductPerRow) {
         }
 }
 
+// Segments of inputs: each is a sum of its own, as if its inputs were all.
+TEST_P(RoundedInputs, SegmentsAreSumsOfTheirOwn) {
+    constexpr std::int64_t kN = 35, kK = 390, kEach = 128, kRows = 7;
+    const GroupedTensor w(kind_, kN, kK, 11);
+    Weight packed = pack_rounding(two_, w.view());
+    packed.cut({4, 0, 4, kEach});
+    Activations x = Activations::random(DType::bf16, kRows, kK, kK, 12);
+    Activations total(DType::f32, kRows, kN, kN), apart(DType::f32, 4 * kRows, kN, kN);
+    products_.product(two_.pool(), x.matrix(), packed.view(), total.matrix());
+    products_.segment_sums(one_.pool(), x.matrix(), packed.view(), apart.matrix());
+    for (std::int64_t row = 0; row < kRows; ++row) {
+        for (std::int64_t segment = 0; segment < 4; ++segment) {
+            // The other segments' inputs are 0, which adds nothing to a sum.
+            Activations alone(DType::bf16, 1, kK, kK), want(DType::f32, 1, kN, kN);
+            for (std::int64_t i = segment * kEach; i < std::min(kK, (segment + 1) * kEach); ++i)
+                write_element(alone.at(0, i), DType::bf16, x.value(row, i));
+            const Weight whole = pack_rounding(one_, w.view());
+            products_.product(one_.pool(), alone.matrix(), whole.view(), want.matrix());
+            ASSERT_TRUE(same_row(apart, segment * kRows + row, want, 0, kN)) << row << segment;
+        }
+        for (std::int64_t n = 0; n < kN; ++n) {
+            float sum = apart.value(row, n);
+            for (std::int64_t segment = 1; segment < 4; ++segment)
+                sum += apart.value(segment * kRows + row, n);
+            ASSERT_EQ(sum, total.value(row, n)) << row << " " << n;
+        }
+    }
+}
+
 // Codes at both ends of their range against numbers at both ends of theirs: sums of 16 bits that
 // overflow would show.
 TEST_P(RoundedInputs, SurvivesHostileNumbers) {
