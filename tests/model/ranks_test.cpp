@@ -160,6 +160,19 @@ TEST_F(ModelRanks, RoundTheirPartsAsOneRoundsTheWhole) {
     for (const int count : {2, 4}) expect_the_bits_of(one, model, count, head);
 }
 
+TEST_F(ModelRanks, RoundTheirInputsAsOneDoes) {
+    for (const char* dtype : {"int8", "int4"}) {
+        const fs::path model = write("tiny-v3", 0, dtype);
+        const LoadOptions options{.activations = NumberMode::int8};
+        const Numbers one = of_one(model, options);
+        EXPECT_FALSE(one == of_one(model)) << dtype;
+        for (const int count : {2, 4}) {
+            SCOPED_TRACE(fmt::format("{}, {} ranks", dtype, count));
+            expect_the_bits_of(one, model, count, options);
+        }
+    }
+}
+
 TEST_F(ModelRanks, DealExpertsInAnyWay) {
     const fs::path model = write("tiny-v3", 0, "bf16");
     const Numbers one = of_one(model);
