@@ -12,9 +12,9 @@ using Json = nlohmann::json;
 // One series a route and status, whatever paths clients make up.
 TEST(Routes, AnswersAreCountedByRoute) {
     RunningServer server;
-    Client client = server.client();
     for (const char* path : {"/nowhere", "/elsewhere", "/v1/models/a", "/v1/models/b"})
-        EXPECT_EQ(client.get(path).status, 404) << path;
+        EXPECT_EQ(server.client().get(path).status, 404) << path;
+    Client client = server.client();
     EXPECT_EQ(client.post("/v1/completions", RunningServer::completion("a")).status, 200);
     const std::string text = client.get("/metrics").body;
     for (const char* labels :
