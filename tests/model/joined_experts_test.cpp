@@ -94,8 +94,8 @@ TEST(JoinedExperts, HaveTheBitsOfExpertsOneByOne) {
     }
 }
 
-// The published form: every scale one number, an expert's gate and up share theirs, activations have
-// scales beside them.
+// The published form: every scale one number, an expert's gate and up share theirs, activations
+// have scales beside them.
 TEST(JoinedExperts, WithOneScaleForAMatrixToo) {
     const TemporaryDirectory directory;
     const fs::path blocks = directory.path() / "blocks", one = directory.path() / "one";
