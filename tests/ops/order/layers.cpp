@@ -73,7 +73,7 @@ WeightView Layer::weight(std::int64_t count, std::int64_t n, std::int64_t k, Wei
     using namespace linalg::cuda;
     if (count == 0 || n == 0 || k == 0) return {};
     const WeightFormat& format = shape_.format;
-    const std::int64_t tiles = tiles_of(n) * chunks_of(k);
+    const std::int64_t tiles = linalg::tiles_of(n) * linalg::chunks_of(k);
     WeightView w{.format = format, .layout = layout, .count = count, .n = n, .k = k};
     w.matrix_bytes = in_fragments(format.code) ? tiles * 2 * half_bytes(format) : n * k * 4;
     if (in_blocks(format.code)) w.scale_bytes = tiles * 2 * 4;
