@@ -218,11 +218,11 @@ class GoldenRun {
                      const std::vector<std::uint64_t>& words, std::vector<float>& before,
                      std::vector<float>& after) {
         const std::size_t count = end - first;
-        const std::array<std::int32_t, 1> pages = {1};
+        const std::array<std::int32_t, 1> table = {1};
         builder_.clear();
         batch::RowSpec row;
         row.tokens = std::span(tree_).subspan(first, count);
-        row.block_table = pages;
+        row.block_table = table;
         row.first_slot = static_cast<std::int32_t>(committed_.size() + first);
         row.mask = mla::MaskKind::tree;
         row.tail_len = static_cast<std::int32_t>(end);
