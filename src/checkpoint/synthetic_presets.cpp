@@ -285,6 +285,10 @@ Expected<void> store_as(std::string_view dtype, SyntheticModel& model) {
                     fmt::join(synthetic_dtype_names(), ", "));
     model.dtype = found->dtype;
     model.config.quantization = found->quantization;
+    // AWQ cuts inputs into whole groups.
+    if (Quantization& stored = model.config.quantization;
+        stored.layout == QuantizedLayout::awq && model.config.q_lora_rank % stored.group != 0)
+        stored.group = 16;
     model.config.fp8_block =
         model.dtype == DType::e4m3 ? std::optional<std::int64_t>(128) : std::nullopt;
     return {};

@@ -80,7 +80,7 @@ TEST(ConfigRefusal, OtherModelsByName) {
 
 TEST(ConfigRefusal, QuantisationsByName) {
     const auto method = [](const char* name) { return json{{"quant_method", name}}; };
-    for (const char* name : {"awq", "gptq", "mxfp4", "bitsandbytes"})
+    for (const char* name : {"gptq", "mxfp4", "bitsandbytes"})
         expect_refused_with("quantization_config", method(name), {name, "'fp8' in 128×128 blocks"});
     expect_refused_with("quantization_config", method("modelopt"), {"quant_algo is ''", "'NVFP4'"});
     expect_refused_with("quantization_config",
@@ -88,6 +88,12 @@ TEST(ConfigRefusal, QuantisationsByName) {
                         {"'marlin-24'", "'pack-quantized'", "'nvfp4-pack-quantized'"});
     expect_refused_with("compression_config", {{"format", "pack-quantized"}},
                         {"compression_config", "config_groups has 0 groups"});
+    expect_refused_with("quantization_config", {{"quant_method", "awq"}, {"bits", 8}},
+                        {"bits is 8, only 4"});
+    expect_refused_with("quantization_config", {{"quant_method", "awq"}, {"version", "gemv"}},
+                        {"version is 'gemv', only 'gemm'"});
+    expect_refused_with("quantization_config", {{"quant_method", "awq"}, {"zero_point", false}},
+                        {"zero_point is false"});
     json fp8 = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
     json good = valid();
     good["quantization_config"] = fp8;
