@@ -9,9 +9,11 @@
 //   propose()  trees for the next step, for every request that may draft
 //
 // How each kind fits:
-//   n-gram   (ngram.hpp) reads commit() only. It needs no hidden state, costs microseconds, and is
-//            asked for everything even while speculation is off: its depth-1 proposals are compared
-//            with the drawn token for nothing, so the ranking stays warm (acceptance.hpp).
+//   n-gram   (ngram.hpp) reads commit() only. It needs no hidden state and costs microseconds.
+//   While
+//            its drafts do not pay it is asked all the same, where that takes less than a hundredth
+//            of a step, and its proposals are compared with the drawn tokens, so the ranking stays
+//            warm (acceptance.hpp).
 //   MTP      needs h_{q-1}, the target's hidden state after the final norm, for every token q.
 //            extend() names them as places in the step's own tap buffer, so no device type appears
 //            here: the drafter was built with that buffer, the backend and the draft layers' KV.
@@ -133,7 +135,7 @@ struct DrafterNeeds {
     bool hidden_states = false;  // extend() must be called, and the taps kept
     bool draft_cache = false;    // writes KV of its own while it drafts: windows are reserved
     // Runs a pass of a model for every level: asked for the shape that pays, or not at all. A
-    // drafter without is asked for everything in every step.
+    // drafter without is asked for everything, unless it is suspended.
     bool passes = false;
 };
 

@@ -79,4 +79,25 @@ TEST(Layering, FoldersIncludeWhatTheArchitecturePageSays) {
         EXPECT_TRUE(sources.count(folder)) << folder << " is in the table alone";
 }
 
+// Folders of src that the map of the page has a line for: "  name/  …" below "src/".
+Folders mapped() {
+    const std::regex line_of("^  ([a-z_]+)/ .*");
+    Folders folders;
+    std::ifstream page(kRoot / "docs/architecture.md");
+    bool within = false;
+    for (std::string line; std::getline(page, line);) {
+        if (!line.empty() && line[0] != ' ') within = line == "src/";
+        std::smatch match;
+        if (within && std::regex_match(line, match, line_of)) folders.insert(match[1]);
+    }
+    return folders;
+}
+
+TEST(Layering, TheMapHasEveryFolder) {
+    Folders folders;
+    for (const auto& entry : fs::directory_iterator(kRoot / "src"))
+        if (entry.is_directory()) folders.insert(entry.path().filename().string());
+    EXPECT_EQ(list(mapped()), list(folders));
+}
+
 }  // namespace
