@@ -25,8 +25,10 @@ const MESSAGES = [
 const ENDLESS = { max_tokens: 1900, n: 64, ignore_eos: true };
 
 class Server {
+  static started = []; // a test that fails leaves its server, and node would wait for it
   static async start(...flags) {
     const server = new Server();
+    Server.started.push(server);
     server.process = spawn(binary, ["serve", modelDirectory, "--port", "0", ...flags],
                            { stdio: ["ignore", "inherit", "pipe"] });
     server.exited = new Promise((done) => server.process.once("exit", done));
@@ -80,7 +82,11 @@ before(async () => {
   client = server.client();
   model = (await client.models.list()).data[0].id;
 });
-after(async () => assert.equal(await server.stop(), 0));
+after(async () => {
+  const status = await server.stop();
+  for (const left of Server.started) left.process.kill("SIGKILL");
+  assert.equal(status, 0);
+});
 
 test("models", async () => {
   assert.equal((await client.models.retrieve(model)).object, "model");
@@ -274,7 +280,8 @@ test("a full queue is a rate limit", async () => {
   const small = await Server.start("--rows", "1", "--max-waiting", "1");
   const endless = { ...ENDLESS, n: 1, stream: true };
   const running = await complete(endless, {}, small.client());
-  await running[Symbol.asyncIterator]().next(); // it has the row
+  await running[Symbol.asyncIterator]().next(); // it has the row, which the engine tells when the step is over
+  while (await small.metric("num_requests_waiting") > 0) await sleep(10);
   const waiting = await complete(endless, {}, small.client());
   await assert.rejects(complete({}, {}, small.client()), (error) =>
     error instanceof OpenAI.RateLimitError && Number(error.headers.get("retry-after")) > 0);

@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 import typing
 import unittest
 
@@ -263,7 +264,9 @@ class OpenAiClient(unittest.TestCase):
         client = openai.OpenAI(base_url=server.root + "/v1", api_key="none", max_retries=0)
         endless = ENDLESS | {"n": 1, "stream": True}
         running = self.complete(client, **endless)
-        next(iter(running))  # it has the row
+        next(iter(running))  # it has the row, which the engine tells when the step is over
+        while server.metric("num_requests_waiting") > 0:
+            time.sleep(0.01)
         waiting = self.complete(client, **endless)
         with self.assertRaises(openai.RateLimitError) as full:
             self.complete(client)

@@ -1,5 +1,6 @@
 """A server for tests in Python: espalier serve on a free port, which its log names."""
 
+import atexit
 import json
 import os
 import re
@@ -18,6 +19,7 @@ class Server:
         self.process = subprocess.Popen(
             [*([command] if isinstance(command, str) else command), "serve", *([model] if model else []), "--port", "0", *flags],
             stderr=subprocess.PIPE, text=True, env=os.environ | (environment or {}))
+        atexit.register(self.process.kill)  # a test that fails leaves its server
         for line in self.process.stderr:
             self.log.append(line)
             if found := re.search(r"listening on (https?)://[^\s\"]+:(\d+)", line):
