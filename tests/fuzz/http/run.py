@@ -1,7 +1,9 @@
-"""Fuzzes a running server by its own description: run.py ESPALIER MODEL [--seconds N] [--seed S] [--threads N] [--tls].
+"""Fuzzes a running server by its own description: run.py ESPALIER MODEL [--seconds N] [--seed S] [--threads N].
 
-Bodies are made from /openapi.json, half of them as it describes them and half with a fault put in (bodies.py); they come in every
-method, with odd headers, cut off, split and pipelined, from clients that stay and clients that vanish (connection.py), with a key.
+Half of the time without TLS and half with it, a server each. Bodies are made from /openapi.json, half of them as it describes them
+and half with a fault put in (bodies.py); they come in every method, with odd headers, cut off, split and pipelined, from clients that
+stay and clients that vanish (connection.py), with one of two keys, of which the second is of a file and has limits. Meanwhile the
+server reads keys and certificate again, every third time a file of keys with a mistake.
 No answer has a status from 500 on, none takes longer than a minute, every error is an error of that path's API, every stream ends as its API
 says; and a body that is as described is never refused for a field's type. In the end no request runs, no page of the cache is
 held, and the process has the descriptors of before. The seed is printed; the same seed sends the same requests.
@@ -15,6 +17,7 @@ import os
 import pathlib
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +30,7 @@ from bodies import Bodies, broken  # noqa: E402
 from connection import Connection, Gone, trusting  # noqa: E402
 from serving import Server  # noqa: E402
 
-KEY = "sk-fuzz"
+KEY, LIMITED_KEY = "sk-fuzz", "sk-limited"
 SECONDS_PER_ANSWER = 60
 # Sizes that let each request end soon, and refuse some of them.
 LIMITS = ["--max-model-len", "256", "--max-waiting", "64", "--max-body-bytes", "65536", "--max-connections", "64", "--rows", "8",
@@ -98,7 +101,7 @@ class Worker(threading.Thread):
             value = self.bodies.value(schema)
             is_valid = self.random.random() < 0.5
             body = json.dumps(value).encode() if is_valid else broken(self.random, value)
-        head = {"Host": "127.0.0.1", "Authorization": f"Bearer {KEY}"}
+        head = {"Host": "127.0.0.1", "Authorization": f"Bearer {self.random.choice([KEY, KEY, LIMITED_KEY])}"}
         if schema is not None:
             head["Content-Type"] = "application/json"
         if not is_valid:
@@ -199,17 +202,33 @@ def certificate(folder):
 
 
 class Fuzzed(Server):
-    """A server with a key, and with TLS where it is wanted."""
+    """A server with two keys, and with TLS where it is wanted."""
 
     def __init__(self, binary, model, folder, tls):
         template = pathlib.Path(folder, "template.jinja")
         template.write_text(TEMPLATE)
-        flags = ["--chat-template", str(template), "--tool-format", "kimi_k2"]
+        self.keys = pathlib.Path(folder, "keys")
+        self.write_keys(0)
+        flags = ["--chat-template", str(template), "--tool-format", "kimi_k2", "--api-key-file", str(self.keys)]
         if tls:
             cert, key = certificate(folder)
             flags += ["--tls-cert", cert, "--tls-key", key]
         self.context = trusting() if tls else None
         super().__init__(binary, model, "--api-key", KEY, *LIMITS, *flags)
+
+    def write_keys(self, number):
+        mistake = "limited sk-other requests=0\n" if number % 3 == 2 else ""
+        written = self.keys.with_suffix(".new")
+        written.write_text(f"limited {LIMITED_KEY} requests=2 tokens={300 + number % 50}\n{mistake}")
+        written.replace(self.keys)
+
+    def reload_until(self, ended):
+        """Keys and certificate are read again, five times a second."""
+        number = 0
+        while not ended.wait(0.2):
+            number += 1
+            self.write_keys(number)
+            self.process.send_signal(signal.SIGHUP)
 
     def get(self, path, key=KEY):
         request = urllib.request.Request(self.root + path, headers={"Authorization": f"Bearer {key or KEY}"})
@@ -222,14 +241,18 @@ def fuzz(server, tls, seed, seconds, threads):
     run.model = json.loads(server.get("/v1/models"))["data"][0]["id"]
     before = descriptors(server.process), resident(server.process)
     workers = [Worker(run, number) for number in range(threads)]
-    for worker in workers:
-        worker.start()
+    ended = threading.Event()
+    reloader = threading.Thread(target=server.reload_until, args=(ended,), daemon=True)
+    for thread in [*workers, reloader]:
+        thread.start()
     for worker in workers:
         worker.join(run.end - time.monotonic() + 2 * SECONDS_PER_ANSWER)
         if worker.is_alive():
             raise SystemExit(f"{worker.name}: no answer within {2 * SECONDS_PER_ANSWER} s to\n{worker.request[:4000]!r}")
         if worker.connection is not None:
             worker.connection.close()
+    ended.set()
+    reloader.join()
     for worker in workers:
         if worker.failure is not None:
             raise SystemExit(f"seed {seed}, {worker.name}, request {worker.count}: {worker.failure!r}\n{worker.request[:4000]!r}")
@@ -255,6 +278,8 @@ def check_rest(server, before):
         raise SystemExit(f"descriptors or pages were leaked: {before[0]} before, {after[0]} after")
     if server.process.poll() is not None:
         raise SystemExit("the server has ended")
+    if not any("not read again" in line for line in server.log):
+        raise SystemExit("no file of keys with a mistake was found by the server")
 
 
 def main():
@@ -264,17 +289,17 @@ def main():
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--tls", action="store_true")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    print(f"http fuzz: seed {seed}, {options.threads} clients{', TLS' if options.tls else ''}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        server = Fuzzed(options.binary, options.model, folder, options.tls)
-        try:
-            fuzz(server, options.tls, seed, options.seconds, options.threads)
-        finally:
-            if (status := server.stop()) != 0:
-                raise SystemExit(f"the server ended with status {status}:\n{''.join(server.log[-20:])}")
+    for tls in (False, True):
+        print(f"http fuzz: seed {seed}, {options.threads} clients, {'TLS' if tls else 'no TLS'}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            server = Fuzzed(options.binary, options.model, folder, tls)
+            try:
+                fuzz(server, tls, seed, options.seconds / 2, options.threads)
+            finally:
+                if (status := server.stop()) != 0:
+                    raise SystemExit(f"the server ended with status {status}:\n{''.join(server.log[-20:])}")
 
 
 if __name__ == "__main__":
