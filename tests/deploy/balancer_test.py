@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -141,7 +142,22 @@ class Balancer(unittest.TestCase):
         stopped.join()
         holder.start()
 
-    def test_4_no_request_fails_while_replicas_are_restarted_under_load(self):
+    def test_4_a_replica_that_is_slow_to_say_that_it_is_well_is_not_taken_out(self):
+        stopped, slow = self.replicas
+        stopped.stop()
+        slow.process.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(2)  # several checks
+            connection = http.client.HTTPConnection("127.0.0.1", self.port)
+            connection.request("GET", "/v1/models")
+            time.sleep(0.5)
+        finally:
+            slow.process.send_signal(signal.SIGCONT)
+        self.assertEqual(connection.getresponse().status, 200)
+        connection.close()
+        stopped.start()
+
+    def test_5_no_request_fails_while_replicas_are_restarted_under_load(self):
         load = subprocess.Popen(
             [BINARY, "bench", "serve", "--base-url", self.root, "--model", "m", "--num-prompts", str(REQUESTS), "--max-concurrency", "24",
              "--random-input-len", "12", "--random-output-len", "6", "--vocabulary", "500", "--ignore-eos", "--save-result", "--result-dir",
