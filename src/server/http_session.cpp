@@ -342,8 +342,8 @@ std::string Session::head_of(const HttpResponse& response, bool stream) {
         head += fmt::format("{}: {}\r\n", name, value);
     if (!allowed_origin_.empty())
         head += fmt::format(
-            "Access-Control-Allow-Origin: {}\r\nAccess-Control-Expose-Headers: X-Request-Id\r\n"
-            "Vary: Origin\r\n",
+            "Access-Control-Allow-Origin: {}\r\n"
+            "Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\nVary: Origin\r\n",
             allowed_origin_);
     if (!stream)
         head += fmt::format("Content-Length: {}\r\n", response.body.size());

@@ -9,10 +9,12 @@ the first token.
 """
 import argparse
 import gzip
+import http.server
 import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 
 import conversations
@@ -158,6 +160,41 @@ def asks_for_a_key(browser, arguments):
     browser.errors = [error for error in browser.errors if "401" not in error]
 
 
+class Elsewhere(http.server.BaseHTTPRequestHandler):
+    """An empty page of another origin."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+# The headers are those that OpenAI's and Anthropic's clients for JavaScript send from a page.
+FROM_ELSEWHERE = """(async (address) => {
+    const answer = await fetch(address + '/v1/completions', { method: 'POST', body: JSON.stringify({ prompt: 'a', max_tokens: 1 }), headers: {
+        Authorization: 'Bearer secret', 'Content-Type': 'application/json', 'X-Stainless-Lang': 'js', 'X-Stainless-Retry-Count': '0',
+        'anthropic-version': '2023-06-01', 'anthropic-dangerous-direct-browser-access': 'true', 'X-Request-Id': 'mine' } });
+    return `${answer.status} ${answer.headers.get('X-Request-Id')} ${(await answer.json()).object}`;
+})"""
+
+
+def lets_another_page_in(browser, arguments):
+    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    origin = f"http://127.0.0.1:{other.server_port}"
+    with serving(arguments.binary, arguments.model, "--api-key", "secret", "--allowed-origin", origin) as address:
+        browser.call("Page.navigate", url=origin)
+        browser.wait_for(f"location.origin === '{origin}' && document.readyState === 'complete'")
+        got = browser.evaluate(f"{FROM_ELSEWHERE}('{address}').catch(String)")
+        check(got == "200 mine text_completion", f"another page that is allowed can ask, with the headers of its client: {got}")
+        leave_page(browser)
+    other.shutdown()
+    other.server_close()
+
+
 def completes_without_a_template(browser, arguments):
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([arguments.binary, "make-model", "--preset", "tiny-v3", "--out", f"{folder}/tiny"], check=True, stdout=subprocess.DEVNULL)
@@ -223,6 +260,7 @@ def main():
             try_all(browser, address, arguments.pictures)
         browser.errors = [error for error in browser.errors if "400" not in error]  # the messages that were to be refused
         asks_for_a_key(browser, arguments)
+        lets_another_page_in(browser, arguments)
         completes_without_a_template(browser, arguments)
         outside = [url for url in browser.requests if not url.startswith(("http://127.0.0.1", "data:", "about:", "blob:"))]
         check(outside == [], f"no request leaves the server {outside}")
