@@ -60,26 +60,66 @@ def answers(named):
 # The page.
 
 
+def joined(sentences):
+    """One line for sentences that begin and end with the same words, … for what differs; None: they have too little in common."""
+    split = [sentence.split() for sentence in sentences]
+    least = min(map(len, split))
+
+    def common(words):
+        same = 0
+        while same < least and len({line[same] for line in words}) == 1:
+            same += 1
+        return same
+
+    begin, end = common(split), common([line[::-1] for line in split])
+    if begin == least == max(map(len, split)):
+        return sentences[0]
+    end = min(end, least - begin)
+    return " ".join([*split[0][:begin], "…", *split[0][len(split[0]) - end :]]) if begin + end > least / 2 else None
+
+
+def refusals(named, found):
+    """[capability, those that it does not go with, the sentence]: each pair once, at the capability that has most."""
+    left = {pair: answer for pair, answer in found.items() if answer != YES}
+    lines = []
+    while left:
+        owner = max(named, key=lambda name: sum(name in pair for pair in left))
+        groups = []
+        for pair in [pair for pair in left if owner in pair]:
+            answer, other = left.pop(pair), pair[owner == pair[0]]
+            for group in groups:
+                if joined([*group[1], answer]):
+                    group[0].append(other)
+                    group[1].append(answer)
+                    break
+            else:
+                groups.append(([other], [answer]))
+        lines += [[owner, others, joined(sentences)] for others, sentences in groups]
+    return lines
+
+
 def write_page(named, found):
+    kinds = {}
+    for row in named.values():
+        kinds.setdefault(row["kind"], []).append(row["words"])
     lines = [
         "# What goes together",
         "",
-        "Every pair of capabilities goes together but those in the table; a number is the sentence of the refusal. Each pair is held by a",
-        "test: that it goes by a workload of random requests on a tiny model whose every text has the bits of the same request run alone, a",
-        "refusal by its sentence. Pairs on a Hopper GPU are among the tests that need one (`make gpu-test`). The page is made from",
-        "`data/capability_pairs.csv` by `tools/capabilities.py page`; alternatives of one kind are no pairs.",
+        *(f"- {kind}: {', '.join(words)}" for kind, words in kinds.items()),
         "",
+        "Each of these goes with all others but its alternatives and the pairs of the table, which are refused by the sentence beside them",
+        "(… stands for a value). A test holds each pair: random requests on a tiny model whose every text has the bits of the same request run",
+        "alone, or the refusal. Pairs with a GPU are among `make gpu-test`. `tools/capabilities.py page` makes this page from",
+        "`data/capability_pairs.csv`.",
+        "",
+        "| | not with | refused as |",
+        "|---|---|---|",
     ]
-    refusals = list(dict.fromkeys(answer for answer in found.values() if answer != YES))
-    lines += ["| capability | goes with all others but |", "|---|---|"]
-    for name, row in named.items():
-        but = []
-        for (a, b), answer in found.items():
-            if name in (a, b) and answer != YES:
-                other = named[b if name == a else a]["words"]
-                but.append(f"{other} ({refusals.index(answer) + 1})")
-        lines.append(f"| {row['words']} | {', '.join(but)} |")
-    lines += ["", *(f"{i}. {sentence}" for i, sentence in enumerate(refusals, 1))]
+    before = None
+    for owner, others, sentence in refusals(named, found):
+        words = named[owner]["words"] if owner != before else ""
+        lines.append(f"| {words} | {', '.join(named[other]['words'] for other in others)} | {sentence} |")
+        before = owner
     return "\n".join(lines) + "\n"
 
 
