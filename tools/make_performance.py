@@ -153,8 +153,8 @@ def readme_numbers(questions):
             own = record["unit"] == "×"
             factor = record["median"] if own else times_peer(record)
             value = f"{factor:.3g}×" + ("" if own else f" ({number(record['median'])} {record['unit']})")
-            rows.append([record["readme"], value, f"`{record['command']}`"])
-    return table(["what", "measured", "command"], rows)
+            rows.append([record["readme"], value])
+    return table(["what", "measured"], rows)
 
 
 def with_numbers(readme, numbers):
