@@ -24,11 +24,9 @@ BEGIN, END = "<!-- numbers: tools/make_performance.py -->\n", "<!-- end of numbe
 
 HEAD = """# Performance
 
-How fast each thing is, one table per question, with the commands that measured it. `tools/make_performance.py` makes this page from [data/results](../data/results/README.md); a test holds the two together. Every
-figure is the median of its rounds, in brackets their range. A goal that is not reached is marked **missed**. In the lists of commands … stands for the
-line above but for the options that follow, which also gives machine, date, commit and rounds where a line has none. What bounds a kernel is on its page ([products](kernels/products.md),
-[decode attention](kernels/mla_decode.md), [prompt attention](kernels/mla_prefill.md)), what a machine and a model are good for in [choosing.md](choosing.md), and what was tried, with other machines and days, in
-[the lab](lab/README.md).
+How fast each thing is, one table per question. Every figure is the median of its rounds, in brackets their range; the letter behind a line is the command that measured it, where … stands for the line above but for the options that
+follow; machine, date, commit and rounds stand where they change. A goal that is not reached is marked **missed**. `tools/make_performance.py` makes this page from [data/results](../data/results/README.md), and a test holds the two together. What bounds a
+kernel: [products](kernels/products.md), [decode attention](kernels/mla_decode.md), [prompt attention](kernels/mla_prefill.md); what was tried: [the lab](lab/README.md).
 """
 
 
@@ -105,12 +103,11 @@ def goals_table(records, sources):
             ours += f" ({number(record['range'][0])}–{number(record['range'][1])})"
         peer, goal = record.get("peer"), record.get("goal")
         return {
-            "what": record["what"],
+            "what": f"{record['what']}<sup>{sources.letter(record)}</sup>",
             unit_header: ours,
             peer_header: "" if not peer else number(peer["value"]) + (f" {peer['name']}" if len(peers) > 1 else ""),
             "goal": "" if goal is None else number(goal) + (", **missed**" if missed(record) else ""),
             "floor": "" if record.get("floor") is None else number(record["floor"]),
-            "from": sources.letter(record),
         }
 
     rows = [cells(record) for record in records]
