@@ -75,11 +75,11 @@ def joined(sentences):
     if begin == least == max(map(len, split)):
         return sentences[0]
     end = min(end, least - begin)
-    return " ".join([*split[0][:begin], "…", *split[0][len(split[0]) - end :]]) if begin + end > least / 2 else None
+    return " ".join([*split[0][:begin], "…", *split[0][len(split[0]) - end :]]) if begin + end > least * 2 / 3 else None
 
 
 def refusals(named, found):
-    """[capability, those that it does not go with, the sentence]: each pair once, at the capability that has most."""
+    """([capability], those that it does not go with, the sentence): each pair once, at the capability that has most."""
     left = {pair: answer for pair, answer in found.items() if answer != YES}
     lines = []
     while left:
@@ -94,8 +94,23 @@ def refusals(named, found):
                     break
             else:
                 groups.append(([other], [answer]))
-        lines += [[owner, others, joined(sentences)] for others, sentences in groups]
+        lines += [([owner], others, joined(sentences)) for others, sentences in groups]
     return lines
+
+
+def merged(named, lines):
+    """Capabilities of one kind with the same others and like sentences share a line."""
+    together = []
+    for owners, others, sentence in lines:
+        for line in together:
+            like = named[line[0][0]]["kind"] == named[owners[0]]["kind"] and line[1] == others and joined([line[2], sentence])
+            if like:
+                line[0].extend(owners)
+                line[2] = like
+                break
+        else:
+            together.append([list(owners), others, sentence])
+    return together
 
 
 def write_page(named, found):
@@ -116,10 +131,10 @@ def write_page(named, found):
         "|---|---|---|",
     ]
     before = None
-    for owner, others, sentence in refusals(named, found):
-        words = named[owner]["words"] if owner != before else ""
-        lines.append(f"| {words} | {', '.join(named[other]['words'] for other in others)} | {sentence} |")
-        before = owner
+    for owners, others, sentence in merged(named, refusals(named, found)):
+        words = ", ".join(named[owner]["words"] for owner in owners)
+        lines.append(f"| {'' if words == before else words} | {', '.join(named[other]['words'] for other in others)} | {sentence} |")
+        before = words
     return "\n".join(lines) + "\n"
 
 
