@@ -46,18 +46,18 @@ const Metric kVllmMetrics[] = {
      }},
     {"generation_tokens_total", MetricKind::counter, "Tokens of outputs",
      [](Status s) { return number(s.sums.steps.committed); }},
-    {"prefix_cache_queries_total", MetricKind::counter, "Tokens of prompts that were looked up",
+    {"prefix_cache_queries_total", MetricKind::counter, "Prompt tokens looked up",
      [](Status s) { return number(s.totals.prompt_tokens); }},
-    {"prefix_cache_hits_total", MetricKind::counter, "Of these, found",
+    {"prefix_cache_hits_total", MetricKind::counter, "Prompt tokens found in the prefix index",
      [](Status s) { return number(s.totals.hit_tokens); }},
-    {"num_preemptions_total", MetricKind::counter, "Requests that made way",
+    {"num_preemptions_total", MetricKind::counter, "Preempted requests",
      [](Status s) { return number(s.totals.preemptions); }},
     {"spec_decode_num_drafts_total", MetricKind::counter,
      "Draws that drafts could have saved a step of",
      [](Status s) { return number(s.sums.drawing_steps()); }},
     {"spec_decode_num_draft_tokens_total", MetricKind::counter, "Draft nodes verified",
      [](Status s) { return number(s.totals.tokens.drafts); }},
-    {"spec_decode_num_accepted_tokens_total", MetricKind::counter, "Of these, accepted",
+    {"spec_decode_num_accepted_tokens_total", MetricKind::counter, "Draft nodes accepted",
      [](Status s) { return number(s.sums.steps.accepted); }},
 };
 
@@ -95,28 +95,29 @@ void Histogram::append_to(std::string& text, const std::string& name,
 
 Metrics::Metrics()
     : histograms_{
-          {"time_to_first_token_seconds", "From arrival to the first token",
+          {"time_to_first_token_seconds", "Time from arrival to the first token",
            Histogram(kFirstTokenBounds)},
           {"inter_token_latency_seconds",
-           "From one token to the next; tokens that come together share the wait",
+           "Time from one token to the next; tokens that come together share the wait",
            Histogram(kTokenBounds)},
           {"request_time_per_output_token_seconds", "The same, averaged over an output",
            Histogram(kTokenBounds)},
-          {"e2e_request_latency_seconds", "From arrival to the end", Histogram(kRequestBounds)},
-          {"request_queue_time_seconds", "From arrival to the first step",
+          {"e2e_request_latency_seconds", "Time from arrival to the end",
            Histogram(kRequestBounds)},
-          {"request_prefill_time_seconds", "From the first step to the first token",
+          {"request_queue_time_seconds", "Time from arrival to the first step",
            Histogram(kRequestBounds)},
-          {"request_decode_time_seconds", "From the first token to the end",
+          {"request_prefill_time_seconds", "Time from the first step to the first token",
            Histogram(kRequestBounds)},
-          {"request_inference_time_seconds", "From the first step to the end",
+          {"request_decode_time_seconds", "Time from the first token to the end",
            Histogram(kRequestBounds)},
-          {"request_prompt_tokens", "Of a prompt", Histogram(kCountBounds)},
-          {"request_generation_tokens", "Of an output", Histogram(kCountBounds)},
-          {"request_max_num_generation_tokens", "Of a request's longest output",
+          {"request_inference_time_seconds", "Time from the first step to the end",
+           Histogram(kRequestBounds)},
+          {"request_prompt_tokens", "Tokens of a prompt", Histogram(kCountBounds)},
+          {"request_generation_tokens", "Tokens of an output", Histogram(kCountBounds)},
+          {"request_max_num_generation_tokens", "Tokens of a request's longest output",
            Histogram(kCountBounds)},
-          {"request_params_max_tokens", "As requests stated it", Histogram(kCountBounds)},
-          {"request_params_n", "As requests stated it", Histogram(kChoiceBounds)},
+          {"request_params_max_tokens", "max_tokens of a request", Histogram(kCountBounds)},
+          {"request_params_n", "n of a request", Histogram(kChoiceBounds)},
       } {}
 
 void Metrics::observe_choice(const engine::ChoiceUpdate& choice) {
@@ -228,7 +229,8 @@ void Metrics::Writer::grammars(const grammar::CompilerStatus& status) const {
         static_cast<double>(status.masks.bytes));
     one("grammars_compiled_total", "counter", "Specifications that became grammars",
         number(status.compiled));
-    one("grammars_refused_total", "counter", "Specifications that did not", number(status.refused));
+    one("grammars_refused_total", "counter", "Specifications that were refused",
+        number(status.refused));
     one("grammar_cache_hits_total", "counter", "Grammars that were there or under way",
         number(status.hits));
 }
@@ -292,10 +294,9 @@ void Metrics::append_own(const Writer& out, const EngineStatus* status,
     if (facts.grammars) out.grammars(*facts.grammars);
     if (facts.experts) {
         out.one("expert_bytes_needed_total", "counter",
-                "Bytes of experts on disk that steps needed, a layer's each time",
-                number(facts.experts->needed));
+                "Bytes of experts on disk that steps needed", number(facts.experts->needed));
         out.one("expert_bytes_in_memory_total", "counter",
-                "Of these, in memory when the router chose", number(facts.experts->in_memory));
+                "Bytes of these in memory when the router chose", number(facts.experts->in_memory));
     }
     if (facts.trace)
         out.one("trace_events_lost_total", "counter",
