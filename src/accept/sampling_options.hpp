@@ -55,7 +55,7 @@ struct SamplingOptions {
 template <typename Visitor, typename Self>
 void SamplingOptions::parameters(Visitor&& visit, Self& self) {
     visit(Parameter{.name = "temperature",
-                    .help = "0 is greedy; the checkpoint's own, or 0, if not given",
+                    .help = "Temperature, 0: greedy; default: the checkpoint's, or 0",
                     .least = 0.0,
                     .most = 100.0,
                     .usual_least = 0.1,
@@ -63,7 +63,7 @@ void SamplingOptions::parameters(Visitor&& visit, Self& self) {
                     .decided_elsewhere = true},
           self.temperature);
     visit(Parameter{.name = "top_p",
-                    .help = "Keep the most likely tokens that make up this share",
+                    .help = "Probability of the most likely tokens that are kept",
                     .least = 0.0,
                     .most = 1.0,
                     .above_least = true,
@@ -72,27 +72,24 @@ void SamplingOptions::parameters(Visitor&& visit, Self& self) {
                     .decided_elsewhere = true},
           self.top_p);
     visit(Parameter{.name = "top_k",
-                    .help = "Keep this many of the most likely tokens; 0 keeps all",
+                    .help = "Number of most likely tokens that are kept; 0: all",
                     .least = -1.0,  // off, as 0 is
                     .usual_least = 1.0,
                     .usual_most = 20.0,
                     .decided_elsewhere = true},
           self.top_k);
-    visit(
-        Parameter{.name = "min_p",
-                  .help =
-                      "Drop tokens below this share of the most likely one; the checkpoint's own, "
-                      "or 0 (off), if not given",
-                  .least = 0.0,
-                  .most = 1.0,
-                  .usual_least = 0.02,
-                  .usual_most = 0.4,
-                  .decided_elsewhere = true},
-        self.min_p);
+    visit(Parameter{.name = "min_p",
+                    .help = "Share of the most likely token's probability below which tokens are "
+                            "dropped; default: the checkpoint's, or 0 (off)",
+                    .least = 0.0,
+                    .most = 1.0,
+                    .usual_least = 0.02,
+                    .usual_most = 0.4,
+                    .decided_elsewhere = true},
+          self.min_p);
     visit(Parameter{.name = "repetition_penalty",
-                    .help =
-                        "Divides logits of tokens in prompt or output; the checkpoint's own, or 1 "
-                        "(off), if not given",
+                    .help = "Divisor for logits of tokens in prompt or output; default: the "
+                            "checkpoint's, or 1 (off)",
                     .least = 0.0,
                     .most = 100.0,
                     .above_least = true,
@@ -101,21 +98,21 @@ void SamplingOptions::parameters(Visitor&& visit, Self& self) {
                     .decided_elsewhere = true},
           self.repetition_penalty);
     visit(Parameter{.name = "presence_penalty",
-                    .help = "Subtracted from logits of tokens in the output; 0 is off",
+                    .help = "Amount subtracted from logits of tokens in the output; 0: off",
                     .least = -2.0,
                     .most = 2.0,
                     .usual_least = -2.0,
                     .usual_most = 2.0},
           self.presence_penalty);
     visit(Parameter{.name = "frequency_penalty",
-                    .help = "The same, times how often the token is there",
+                    .help = "The same, times the token's count there",
                     .least = -2.0,
                     .most = 2.0,
                     .usual_least = -2.0,
                     .usual_most = 2.0},
           self.frequency_penalty);
     visit(Parameter{.name = "logit_bias",
-                    .help = "ID:BIAS, added to a token's logit; may be repeated"},
+                    .help = "ID:BIAS, BIAS is added to the token's logit; may be repeated"},
           self.logit_bias);
     visit(Parameter{.name = "seed",
                     .help = "Seed of the noise; 64 random bits, reported, if not given",

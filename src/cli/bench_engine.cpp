@@ -273,7 +273,7 @@ Expected<void> run(BenchEngineOptions options) {
 
 void add_load_flags(CLI::App& command, BenchEngineOptions& options) {
     const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 20);
-    command.add_option("--requests", options.load.requests, "How many")
+    command.add_option("--requests", options.load.requests, "Number of requests")
         ->check(count)
         ->capture_default_str();
     command
@@ -307,9 +307,11 @@ void add_load_flags(CLI::App& command, BenchEngineOptions& options) {
         ->excludes(output)
         ->excludes(prompts)
         ->excludes(text);
-    command.add_option("--temperature", options.load.temperature, "Of all requests")
+    command
+        .add_option("--temperature", options.load.temperature,
+                    "Sampling temperature of every request")
         ->capture_default_str();
-    command.add_option("--seed", options.load.seed, "Other prompts, lengths, arrivals and noise")
+    command.add_option("--seed", options.load.seed, "Seed of prompts, lengths, arrivals and noise")
         ->capture_default_str();
 }
 
@@ -324,8 +326,7 @@ Run add_bench_engine(CLI::App& bench) {
     options->grammar.add_to(*command);
     command
         ->add_option("--concurrency", options->concurrency,
-                     "Clients; each sends its next request when its last is finished. A list "
-                     "measures each")
+                     "Clients, each with one request at a time; a list measures each")
         ->delimiter(',')
         ->allow_extra_args(false)
         ->check(CLI::Range(1, 1024))
@@ -341,9 +342,7 @@ Run add_bench_engine(CLI::App& bench) {
         ->capture_default_str();
     options->engine.add_to(*command, {.rows = "0: one for each client",
                                       .pages = "0: the longest request for each client"});
-    command
-        ->add_option("-r,--rounds", options->rounds,
-                     "Times that everything is measured, interleaved; medians are reported")
+    command->add_option("-r,--rounds", options->rounds, "Interleaved rounds; medians are reported")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
     command->add_option("-o,--output-format", options->table, "md, csv or json")

@@ -252,30 +252,28 @@ Run add_bench_mla(CLI::App& bench) {
     command->add_option("--device", options->device, "Where the kernels run")
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();
-    command->add_option("--format", options->format, "Of the cache")
+    command->add_option("--format", options->format, "Cache format")
         ->check(CLI::IsMember(formats))
         ->capture_default_str();
     command->add_option("--shapes", options->shapes,
                         "CSV with columns batch, kv_len, heads, q_len and peers' times, as "
                         "data/peers/mla_decode_h200.csv");
-    command->add_option("--csv", options->csv, "Write the table there as well");
-    command->add_option("--mask", options->mask, "Of every row; a tree has random parents")
+    command->add_option("--csv", options->csv, "CSV file that gets the table too");
+    command->add_option("--mask", options->mask, "Mask of every row; a tree has random parents")
         ->check(CLI::IsMember({"causal", "tree"}))
         ->capture_default_str();
     command->add_flag("--prompts", options->prompts,
-                      "CUDA: decompressed attention of prompts and chunks of prompts instead, "
-                      "latents in pages in, up-projection included");
+                      "CUDA: decompressed attention of prompts and their chunks, up-projection "
+                      "included, instead");
     command->add_flag("--invariant", options->invariant,
-                      "CUDA: bits that depend on a token's query and visible keys alone (the CPU "
-                      "always keeps that)");
+                      "CUDA: invariant form (the CPU's only one)");
     command
         ->add_option("--partial-megabytes", options->partial_megabytes,
-                     "CUDA with --invariant: workspace for partial results, 0: the usual 250; "
-                     "calls that have more are several launches")
+                     "CUDA, --invariant: workspace of partial results; 0: the usual 250")
         ->check(CLI::Range(0, 1'000'000))
         ->capture_default_str();
     command->add_flag("--warm", options->warm,
-                      "Let all calls read the same pages, so that caches may keep them");
+                      "Same pages for all calls, so that caches may keep them");
     command->add_option("--threads", options->threads, "CPU: one table part each; 1 to all cores")
         ->delimiter(',')
         ->allow_extra_args(false)

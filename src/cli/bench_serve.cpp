@@ -190,14 +190,13 @@ void add_load_flags(CLI::App& command, BenchServeOptions& options) {
         ->check(count);
     command
         .add_option("--request-rate", load.rate,
-                    "Requests per second; inf: all at once, or as soon as one may be under way")
+                    "Requests per second; inf: all at once, or as --max-concurrency lets them")
         ->capture_default_str()
         ->check(CLI::Range(1e-3, std::numeric_limits<double>::infinity()));
     command
         .add_option(
             "--burstiness", load.burstiness,
-            "Of the intervals between them: 1 is Poisson, less comes in bursts, more evenly "
-            "(gamma)")
+            "Shape of the intervals (gamma): 1 is Poisson, less comes in bursts, more evenly")
         ->capture_default_str()
         ->check(CLI::Range(0.001, 1e6));
     command.add_option("--max-concurrency", load.concurrency, "Requests under way at most; 0: any")
@@ -210,8 +209,8 @@ void add_load_flags(CLI::App& command, BenchServeOptions& options) {
             ->excludes(text);
     command
         .add_option("--dataset-name", options.dataset,
-                    "vLLM's names: random ids; sonnet, custom or sharegpt, of --dataset-path: as "
-                    "--text, as --prompts, or the first messages of a list of conversations")
+                    "vLLM's names: random ids; of --dataset-path sonnet (as --text), custom (as "
+                    "--prompts) or sharegpt (first messages of conversations)")
         ->check(CLI::IsMember({"random", "sonnet", "custom", "sharegpt"}))
         ->capture_default_str()
         ->excludes(text)
@@ -230,39 +229,39 @@ void add_load_flags(CLI::App& command, BenchServeOptions& options) {
                     fmt::format("Random ids are {} and above, below this", load::kFirstId))
         ->capture_default_str()
         ->check(CLI::Range(load::kFirstId + 1, std::int64_t{1} << 24));
-    command.add_option("--temperature", load.temperature, "Of all requests")
+    command.add_option("--temperature", load.temperature, "Sampling temperature of every request")
         ->capture_default_str()
         ->check(CLI::Range(0.0, 100.0));
-    command.add_flag("--ignore-eos", load.ignore_eos, "Go on until all tokens are there");
-    command.add_option("--seed", load.seed, "Other prompts, arrivals and noise")
+    command.add_flag("--ignore-eos", load.ignore_eos, "No end before all tokens are there");
+    command.add_option("--seed", load.seed, "Seed of prompts, arrivals and noise")
         ->capture_default_str();
 }
 
 void add_report_flags(CLI::App& command, BenchServeOptions& options) {
     command
         .add_option("--goodput", options.goodput,
-                    "What a request must keep to count as good: ttft:MS tpot:MS e2el:MS")
+                    "Limits of a good request: ttft:MS tpot:MS e2el:MS")
         ->expected(1, 3);
     command.add_option("--percentile-metrics", options.metrics, "Latencies that are reported")
         ->delimiter(',')
         ->check(CLI::IsMember({"ttft", "tpot", "itl", "e2el"}))
         ->capture_default_str();
-    command.add_option("--metric-percentiles", options.percentiles, "Percentiles of each")
+    command.add_option("--metric-percentiles", options.percentiles, "Percentiles of each latency")
         ->delimiter(',')
         ->check(CLI::Range(0.0, 100.0))
         ->capture_default_str();
     CLI::Option* save =
-        command.add_flag("--save-result", options.save_result, "Write the figures as JSON");
-    command.add_flag("--save-detailed", options.save_detailed, "With the times of every request")
+        command.add_flag("--save-result", options.save_result, "JSON file of the figures");
+    command.add_flag("--save-detailed", options.save_detailed, "Times of every request too")
         ->needs(save);
-    command.add_option("--result-dir", options.result_dir, "Where to")
+    command.add_option("--result-dir", options.result_dir, "Directory of the results")
         ->capture_default_str()
         ->needs(save);
     command
         .add_option("--result-filename", options.result_filename,
-                    "Its name, made of backend, rate, model and date if not given")
+                    "File name; default: backend, rate, model and date")
         ->needs(save);
-    command.add_option("--html", options.html, "Write a page with plots to this file");
+    command.add_option("--html", options.html, "HTML page with plots");
 }
 
 }  // namespace
@@ -280,11 +279,10 @@ Run add_bench_serve(CLI::App& bench) {
         ->capture_default_str();
     command->add_option("--api-key", options->server.api_key, "Sent as a bearer token")
         ->envname("OPENAI_API_KEY");
-    command->add_option("--model", options->load.model,
-                        "Its name; the server's first if not given");
+    command->add_option("--model", options->load.model, "Model name; default: the server's first");
     command
         ->add_option("--timeout", options->server.timeout_seconds,
-                     "Seconds after which a request without a new token has failed")
+                     "Seconds without a new token after which a request has failed")
         ->capture_default_str()
         ->check(CLI::Range(0.01, 1e6));
     add_load_flags(*command, *options);

@@ -206,7 +206,7 @@ Run add_chat(CLI::App& app) {
                         "An OpenAI-compatible server, as http://127.0.0.1:8000");
     command->add_option("--api-key", options->api_key, "Sent as a bearer token")
         ->envname("OPENAI_API_KEY");
-    command->add_option("--system", options->system, "What the conversation begins with");
+    command->add_option("--system", options->system, "System message");
     command->add_option("--chat-template", options->chat_template,
                         "File with the Jinja template, in place of the model's own");
     command->add_option("--history", options->history,

@@ -280,13 +280,13 @@ Run add_demo(CLI::App& app) {
                      "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
     command->add_option("--draft", options->draft,
-                        "EAGLE3 draft for the model: directory or ORG/NAME in the local hub cache");
+                        "EAGLE3 draft: directory or ORG/NAME in the local hub cache");
     command->add_option("--prompts", options->prompts, "JSON lines with a prompt each")
         ->capture_default_str();
     command->add_option("--count", options->count, "Texts to continue")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
-    command->add_option("-n,--max-tokens", options->tokens, "Tokens of each")
+    command->add_option("-n,--max-tokens", options->tokens, "Tokens of each text")
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();
     add_threads_flag(*command, options->threads);

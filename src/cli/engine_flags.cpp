@@ -11,7 +11,7 @@
 namespace espalier::cli {
 
 void add_threads_flag(CLI::App& command, int& threads) {
-    command.add_option("--threads", threads, "0: OMP_NUM_THREADS or one per core")
+    command.add_option("--threads", threads, "Threads; 0: OMP_NUM_THREADS or one per core")
         ->capture_default_str();
 }
 
@@ -32,8 +32,8 @@ void add_weights_flag(CLI::App& command, std::optional<WeightCode>& rounding) {
         .add_option_function<std::string>(
             "--weights",
             [&rounding](const std::string& name) { rounding = runtime::parse_rounding(name); },
-            "Weights in memory: own (as the checkpoint has them), or BF16 and F8_E4M3 ones rounded "
-            "to int8 or int4 in groups of 32 (embedding, head, router and kv_b are kept)")
+            "Weights in memory: own (the checkpoint's), or BF16 and F8_E4M3 ones rounded to int8 "
+            "or int4 in groups of 32 (not embedding, head, router, kv_b)")
         ->check(CLI::IsMember({"own", "int8", "int4"}))
         ->default_str("own");
 }
@@ -43,8 +43,8 @@ void add_head_flag(CLI::App& command, std::optional<WeightCode>& rounding) {
         .add_option_function<std::string>(
             "--head",
             [&rounding](const std::string& name) { rounding = runtime::parse_head_rounding(name); },
-            "Head in memory: own (as the checkpoint has it), int8 (a BF16 or F8_E4M3 one rounded "
-            "in groups of 32; an embedding tied to it stays) or auto, which is own")
+            "Head in memory: own (the checkpoint's), int8 (a BF16 or F8_E4M3 one rounded in groups "
+            "of 32; a tied embedding stays) or auto, which is own")
         ->check(CLI::IsMember({"auto", "own", "int8"}))
         ->default_str("auto");
 }
@@ -53,22 +53,22 @@ void add_activations_flag(CLI::App& command, std::optional<NumberMode>& mode) {
     command
         .add_option_function<std::string>(
             "--activations", [&mode](const std::string& name) { mode = parse_number_mode(name); },
-            "Inputs of products with INT8 and INT4 weights: own (bf16), int8 (rounded by blocks of "
-            "32, on the CPU), fp8 (no device yet) or auto: int8 where the device has it")
+            "Inputs of products with INT8 and INT4 weights: own (bf16), int8 (by blocks of 32, on "
+            "the CPU), fp8 (no device yet) or auto: int8 where the device has it")
         ->check(CLI::IsMember({"auto", "own", "int8", "fp8"}))
         ->default_str("auto");
 }
 
 void add_mmap_experts_flag(CLI::App& command, bool& mmap_experts) {
     command.add_flag("--mmap-experts", mmap_experts,
-                     "Routed experts stay on disk, mapped from the file that espalier pack wrote; "
-                     "the system keeps in memory what fits. The same text, on the CPU");
+                     "Routed experts stay on disk, mapped from the file of espalier pack; on the "
+                     "CPU, the same text");
 }
 
 void add_enforce_eager_flag(CLI::App& command, bool& enforce_eager) {
-    command.add_flag("--enforce-eager", enforce_eager,
-                     "On a GPU: queue every step operation by operation instead of replaying it as "
-                     "a captured graph; for debugging");
+    command.add_flag(
+        "--enforce-eager", enforce_eager,
+        "No captured graphs on a GPU: each operation is queued by itself; for debugging");
 }
 
 void add_kv_format_flag(CLI::App& command, std::optional<mla::KvFormat>& format) {
@@ -76,7 +76,7 @@ void add_kv_format_flag(CLI::App& command, std::optional<mla::KvFormat>& format)
         .add_option_function<std::string>(
             "--kv-format",
             [&format](const std::string& name) { format = runtime::parse_kv_format(name); },
-            "Numbers of the cache: own (f32 or bf16, as the activations), fp8_token or fp8_tensor")
+            "Cache format: own (f32 or bf16, as the activations), fp8_token or fp8_tensor")
         ->check(CLI::IsMember({"own", "fp8_token", "fp8_tensor"}))
         ->default_str("own");
 }
@@ -97,9 +97,8 @@ void EngineFlags::add_speculation_memory_to(CLI::App& command) {
             [this](const std::string& text) {
                 engine.speculation_memory = text == "off" ? "" : text;
             },
-            "Directory that keeps how often drafts were right and what steps took, for the next "
-            "start: numbers, no text. off: none is kept. Default: espalier/speculation in the "
-            "user's cache directory")
+            "Directory of what speculation learnt, for the next start: numbers, no text; off: "
+            "none. Default: espalier/speculation in the user's cache directory")
         ->check(not_empty());
 }
 
@@ -120,42 +119,38 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
             ->default_str(first);
     };
     command
-        .add_option("--draft", draft,
-                    "EAGLE3 draft for the model: directory or ORG/NAME in the local hub cache")
+        .add_option("--draft", draft, "EAGLE3 draft: directory or ORG/NAME in the local hub cache")
         ->check(not_empty());
     runtime::SizeOptions& sizes = engine.sizes;
     number("--rows", sizes.rows, fmt::format("Requests in a step at most; {}", defaults.rows));
     number("--pages", sizes.pages,
            fmt::format("Cache size in pages of 64 tokens; {}", defaults.pages));
     number("--step-tokens", sizes.step_tokens,
-           "Tokens of a step at most: roots, drafts and prompts; one per row and a prompt quantum "
-           "of 512 at least");
+           "Tokens in a step at most; at least one per row and a prompt quantum of 512");
     number("--max-waiting", sizes.max_waiting, "Requests that may wait; more are refused");
     number("--max-model-len", sizes.max_model_len,
            "Tokens of prompt and output together; 0: the model's context");
     command
         .add_option("--gpu-memory-utilization", sizes.gpu_memory_utilization,
-                    "On a GPU: the part of its memory that may be in use; the cache gets what is "
-                    "left of it")
+                    "Share of a GPU's memory that may be in use; the cache gets what is left of it")
         ->capture_default_str();
-    one_of("--grant", "measured", "everything",
-           "Drafts that are verified: measured (as many as pay) or everything (that is proposed)",
-           [this](bool measured) {
-               engine.grant =
-                   measured ? engine::NodeGrant::measured : engine::NodeGrant::everything;
-           });
-    one_of("--prefix-cache", "on", "off", "Prompts use pages that others left: on or off",
+    one_of(
+        "--grant", "measured", "everything",
+        "Drafts that are verified: measured (as many as pay) or everything", [this](bool measured) {
+            engine.grant = measured ? engine::NodeGrant::measured : engine::NodeGrant::everything;
+        });
+    one_of("--prefix-cache", "on", "off", "Reuse of pages by prompts that begin alike: on or off",
            [this](bool on) { engine.prefix_cache = on; });
     one_of("--prefill-segment", "64", "0",
-           "Prompts of more than 256 tokens compute whole segments of 64 decompressed (of 256 "
-           "beyond 4,096), or (0) everything absorbed; decides the last bits of a text",
+           "64: prompts of more than 256 tokens compute whole segments of 64 decompressed (of 256 "
+           "beyond 4,096); 0: everything absorbed. Decides the last bits of a text",
            [this](bool segments) { engine.prefill_segment = segments ? cache::kPageTokens : 0; });
-    command.add_flag("--reuse-generated", engine.reuse_generated,
-                     "Prompts also use pages of generated text; their bits then depend on a hit");
+    command.add_flag(
+        "--reuse-generated", engine.reuse_generated,
+        "Reuse of pages of generated text too; the bits of a prompt then depend on a hit");
     command
         .add_option("--trace", engine.trace,
-                    "Write every step to this file, for replay (docs/trace.md); it holds the "
-                    "prompts")
+                    "File that gets every step, for replay (docs/trace.md); it holds the prompts")
         ->check(not_empty());
     add_weights_flag(command, load.rounding);
     add_head_flag(command, load.head_rounding);

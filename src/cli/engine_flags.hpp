@@ -32,9 +32,9 @@ struct EngineFlags {
     void add_speculation_memory_to(CLI::App& command);
 
     static constexpr const char* kSpeculateHelp =
-        "Drafts: ngram (what followed the same tokens before in the text), mtp (the model's own "
-        "prediction layer), eagle3 (the draft of --draft), grammar (what a request's grammar "
-        "forces), several of them, auto (all there are) or off";
+        "Drafters: ngram (repeats of the text), mtp (the model's prediction layer), eagle3 (of "
+        "--draft), grammar (text that a grammar forces), several of them, auto (all there are) or "
+        "off";
 };
 
 void add_threads_flag(CLI::App& command, int& threads);

@@ -177,10 +177,10 @@ Run add_eval(CLI::App& app) {
                      "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
     command->add_option("--text", options->text, "File with the text")->required();
-    command->add_option("--against", options->against,
-                        "Another model with the same tokens, as its checkpoint has it: mean KL "
-                        "from it, and how often both find the same token likeliest");
-    command->add_option("--window", options->window, "Tokens that are read together")
+    command->add_option(
+        "--against", options->against,
+        "Model with the same tokens to compare with: mean KL, share of equal likeliest tokens");
+    command->add_option("--window", options->window, "Tokens of a window")
         ->check(CLI::Range(std::int64_t{2}, kMaxWindow))
         ->capture_default_str();
     command->add_option("--limit", options->limit, "Tokens of the text at most; 0: all")

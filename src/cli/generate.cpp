@@ -392,7 +392,7 @@ Run add_generate(CLI::App& app) {
     CLI::Option* logprobs =
         command
             ->add_option("--logprobs", options->sampling.request.output.top_logprobs,
-                         "Report each token's logprob and this many alternatives")
+                         "Logprob of each token and this many alternatives")
             ->needs(json);
     command
         ->add_option("--prompt-logprobs", options->sampling.request.output.prompt_top_logprobs,
@@ -400,8 +400,8 @@ Run add_generate(CLI::App& app) {
         ->needs(json);
     command
         ->add_option("--logits", options->logits,
-                     "Write the logits of every position of the prompt to this file: NumPy's "
-                     ".npy, float32 [positions, vocabulary]; with -n 0 that is all")
+                     "File for the logits of the prompt's positions: .npy, float32 [positions, "
+                     "vocabulary]; with -n 0 that is all")
         ->check(not_empty());
     return [options, prompt, logprobs] {
         options->prompt_given = prompt->count() > 0;

@@ -27,17 +27,14 @@ Expected<std::string> read_text(const std::string& path) {
 }  // namespace
 
 void GrammarFlags::add_to(CLI::App& command) {
-    command
-        .add_option("--json-schema", json_schema,
-                    "The output is JSON that this file's JSON Schema describes")
+    command.add_option("--json-schema", json_schema, "File with the JSON Schema of the output")
         ->check(not_empty());
-    command.add_option("--regex", regex, "The whole output matches this regular expression")
+    command.add_option("--regex", regex, "Regular expression that the whole output matches")
         ->check(not_empty());
     command
-        .add_option("--grammar", grammar,
-                    "The output is a text of this file's grammar, in EBNF: the rule root")
+        .add_option("--grammar", grammar, "File with the EBNF grammar of the output, its rule root")
         ->check(not_empty());
-    command.add_option("--choice", choice, "The output is one of these; may be repeated")
+    command.add_option("--choice", choice, "Text that the output may be; may be repeated")
         ->allow_extra_args(false);
 }
 

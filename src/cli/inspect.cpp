@@ -368,11 +368,11 @@ Run add_inspect(CLI::App& app) {
                      "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
     command->add_flag("--hash", options->hash,
-                      "Also the model's hash, for which 1.6 % of the weights are read");
+                      "Model hash too, for which 1.6 % of the weights are read");
     command->add_flag("--json", options->json, "One JSON object");
     command
         ->add_option("--tensor-parallel-size,--tp", options->ranks,
-                     "Also what each of this many ranks would hold")
+                     "Ranks; also prints what each would hold")
         ->capture_default_str();
     return [options] { return run(*options); };
 }

@@ -77,11 +77,11 @@ Run add_make_model(CLI::App& app) {
     command->add_option("--out", options->out, "Directory to write; new or empty")->required();
     add_dtype_flag(*command, options->dtype);
     command->add_option("--tokenizer", options->tokenizer,
-                        "Directory whose tokenizer.json and tokenizer_config.json the model gets; "
-                        "its vocabulary grows to hold the tokens");
+                        "Directory of tokenizer.json and tokenizer_config.json for the model, "
+                        "whose vocabulary grows to hold them");
     command->add_option("--eagle3", options->eagle3,
-                        "Directory for an EAGLE3 draft of random weights for the model");
-    command->add_option("--seed", options->seed, "Other random weights")->capture_default_str();
+                        "Directory for an EAGLE3 draft of random weights");
+    command->add_option("--seed", options->seed, "Seed of the weights")->capture_default_str();
     return [options] { return run(*options); };
 }
 

@@ -40,8 +40,7 @@ Run add_pack(CLI::App& app) {
     const auto options = std::make_shared<Options>();
     CLI::App* command = app.add_subcommand(
         "pack",
-        "Write a model's weights beside it in the layout of the CPU's kernels, which later "
-        "starts map instead of packing");
+        "Write a model's weights in the layout of the CPU's kernels, which later starts map");
     command
         ->add_option("model", options->model,
                      "Model directory, GGUF file or ORG/NAME in the local hub cache")

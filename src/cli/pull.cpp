@@ -59,9 +59,7 @@ Run add_pull(CLI::App& app) {
     CLI::App* command = app.add_subcommand("pull", "Fetch a model by its name into the hub cache");
     command->footer(
         "HF_ENDPOINT names another hub, HF_TOKEN opens what is not open to everyone, HF_HUB_CACHE "
-        "(or HF_HOME)\nsays where the cache is. What was fetched in part is gone on with. Prints "
-        "the "
-        "directory.");
+        "(or HF_HOME)\nsays where the cache is. Partial files are resumed. Prints the directory.");
     command
         ->add_option("model", flags->model,
                      "ORG/NAME, or ORG/NAME/FILE.gguf for one GGUF file (with its parts)")
@@ -78,7 +76,8 @@ Run add_pull(CLI::App& app) {
         ->check(CLI::Range(0, 100))
         ->capture_default_str();
     command
-        ->add_option("--part-bytes", flags->options.piece_bytes, "Of a file, fetched by a request")
+        ->add_option("--part-bytes", flags->options.piece_bytes,
+                     "Bytes of a file that one request fetches")
         ->check(CLI::Range(std::int64_t{4096}, std::int64_t{1} << 40))
         ->capture_default_str();
     return [flags] { return run_pull(*flags); };

@@ -65,18 +65,17 @@ Run add_quantize(CLI::App& app) {
         ->required();
     command
         ->add_option("--weights", options->weights,
-                     "int8 or int4, in groups of 32 (embedding, head, router and kv_b are kept)")
+                     "Rounding in groups of 32 (not embedding, head, router, kv_b)")
         ->check(CLI::IsMember({"int8", "int4"}))
         ->capture_default_str();
     command
-        ->add_option(
-            "--head", options->head,
-            "Head: own (kept), int8 (rounded in groups of 32; an embedding tied to it stays, "
-            "so that the files hold both) or auto, which is own")
+        ->add_option("--head", options->head,
+                     "Head: own, int8 (rounded in groups of 32; a tied embedding stays, so files "
+                     "hold both) or auto, which is own")
         ->check(CLI::IsMember({"auto", "own", "int8"}))
         ->capture_default_str();
     command->add_flag("--packed", options->packed,
-                      "Also write them in the layout of the CPU's kernels, as espalier pack does");
+                      "Layout of the CPU's kernels too, as espalier pack writes it");
     add_threads_flag(*command, options->threads);
     return [options] { return run(*options); };
 }

@@ -105,18 +105,18 @@ Run add_replay(CLI::App& app) {
     CLI::Option* model = command->add_option("model", options->model,
                                              "Model directory, GGUF file or ORG/NAME in the local "
                                              "hub cache; the trace's own if not given");
-    CLI::Option* threads =
-        command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core");
+    CLI::Option* threads = command->add_option("--threads", options->threads,
+                                               "Threads; 0: OMP_NUM_THREADS or one per core");
     threads->capture_default_str();
     command
         ->add_option("--chrome", options->chrome,
-                     "Run nothing; write the trace as a timeline for chrome://tracing or Perfetto")
+                     "File for a timeline (chrome://tracing, Perfetto); runs nothing")
         ->excludes(model)
         ->excludes(threads);
     command
         ->add_option("--tree", options->tree,
-                     "Run nothing; draw the trees of this step with their accepted paths, or (0) "
-                     "the one tree that shows most")
+                     "Step whose trees are drawn, with accepted paths; 0: the one tree that shows "
+                     "most; runs nothing")
         ->excludes(threads);
     return [options] { return run(*options); };
 }

@@ -53,10 +53,11 @@ void add_draft_flags(CLI::App& command, engine::Request& request) {
         command.add_option(name, value, help)->capture_default_str();
     };
     number("--draft-depth", request.draft_depth,
-           "Levels of drafts in every step, in place of what is measured to pay; 0: what pays");
+           "Levels of drafts in every step; 0: as many as pay");
     number("--draft-width", request.draft_width,
-           "Nodes of each level that a draft model goes on from; likewise");
-    number("--draft-nodes", request.draft_nodes, "Drafts verified in every step; likewise");
+           "Nodes of each level that a draft model goes on from; 0: as many as pay");
+    number("--draft-nodes", request.draft_nodes,
+           "Drafts verified in every step; 0: as many as pay");
 }
 
 void SamplingFlags::add_to(CLI::App& command) {
@@ -66,11 +67,10 @@ void SamplingFlags::add_to(CLI::App& command) {
         .add_option("-n,--max-tokens", output.max_tokens,
                     "Tokens to generate at most; the context may end earlier")
         ->capture_default_str();
-    command.add_option("--min-tokens", output.min_tokens, "These first ones never end the text")
+    command.add_option("--min-tokens", output.min_tokens, "First tokens that never end the text")
         ->capture_default_str();
     command
-        .add_option("--choices", request.choices,
-                    "Parallel answers to the one prompt, each with noise of its own")
+        .add_option("--choices", request.choices, "Parallel answers, each with noise of its own")
         ->capture_default_str();
     accept::SamplingOptions::parameters(ParameterFlags{command, *this}, request.sampling);
     command
@@ -80,8 +80,8 @@ void SamplingFlags::add_to(CLI::App& command) {
         .add_option("--stop-token-id", output.stop_token_ids,
                     "Token that ends the output; may be repeated")
         ->allow_extra_args(false);
-    command.add_flag("--include-stop", output.include_stop, "Keep what stopped the text");
-    command.add_flag("--ignore-eos", output.ignore_eos, "Go on after the end-of-text token");
+    command.add_flag("--include-stop", output.include_stop, "Keep the text or token that stopped");
+    command.add_flag("--ignore-eos", output.ignore_eos, "No end at the end-of-text token");
     add_draft_flags(command, request);
 }
 

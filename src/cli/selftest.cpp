@@ -241,27 +241,21 @@ Run add_selftest(CLI::App& app) {
     std::vector<std::int64_t> latents;
     for (const KeyDims& dims : kKeyDims) latents.push_back(dims.latent);
     command
-        ->add_option(
-            "--seconds", options->seconds,
-            "Go on with new problems until then; the first slice of all checks always ends")
+        ->add_option("--seconds", options->seconds,
+                     "Time for new problems; the first slice of all checks always ends")
         ->check(CLI::Range(0.0, 1e6))
         ->capture_default_str();
-    command->add_option("--seed", options->seed, "Of the first slice; the next ones count up")
+    command->add_option("--seed", options->seed, "Seed of the first slice; the next ones count up")
         ->capture_default_str();
     command->add_option("--format", options->format, "One cache format only")
         ->check(CLI::IsMember(formats));
-    command
-        ->add_option("--latent", options->latent,
-                     "Keys of this many latent columns only; of every width otherwise")
+    command->add_option("--latent", options->latent, "One width of latents only")
         ->check(CLI::IsMember(latents));
-    command
-        ->add_option("--variant", options->variant,
-                     "One CPU variant only; all that this machine has otherwise")
+    command->add_option("--variant", options->variant, "One CPU variant only")
         ->check(CLI::IsMember(variants));
     command->add_option("--check", options->check, "One check only")->check(CLI::IsMember(checks));
     command->add_flag("--exact-allocations", options->exact,
-                      "No guard bytes around arrays, so that memory checkers see the first byte "
-                      "outside");
+                      "No guard bytes around arrays, for memory checkers");
     const Run lossless = add_selftest_lossless(*command);
     return [options, command, lossless] {
         return command->got_subcommand("lossless") ? lossless() : run(*options);

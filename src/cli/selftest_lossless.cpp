@@ -190,18 +190,17 @@ Run add_selftest_lossless(CLI::App& selftest) {
         ->add_option("model", options->model,
                      "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
-    command
-        ->add_option("--seconds", options->seconds,
-                     "Go on with new workloads until then; one at least")
+    command->add_option("--seconds", options->seconds, "Time for new workloads; one at least")
         ->check(CLI::Range(0.0, 1e6))
         ->capture_default_str();
-    command->add_option("--seed", options->seed, "Of the first workload; the next ones count up")
+    command
+        ->add_option("--seed", options->seed, "Seed of the first workload; the next ones count up")
         ->capture_default_str();
     command->add_option("--draft", options->draft, "EAGLE3 draft for the model");
     command
-        ->add_option("--speculate", options->speculate,
-                     "The model's own drafters that take part, beside random ones: mtp, eagle3, "
-                     "auto (all there are) or off")
+        ->add_option(
+            "--speculate", options->speculate,
+            "Drafters of the model beside random ones: mtp, eagle3, auto (all there are) or off")
         ->delimiter(',')
         ->allow_extra_args(false)
         ->check(CLI::IsMember({"mtp", "eagle3", "auto", "off"}))
@@ -211,7 +210,7 @@ Run add_selftest_lossless(CLI::App& selftest) {
     add_activations_flag(*command, options->load.activations);
     add_mmap_experts_flag(*command, options->load.mmap_experts);
     command->add_flag("--poison-pads", options->poison_pads,
-                      "Before each step, fill everything that it may not read with 0xFF");
+                      "Before each step, 0xFF in everything that it may not read");
     add_enforce_eager_flag(*command, options->enforce_eager);
     add_kv_format_flag(*command, options->load.kv_format);
     add_device_flag(*command, options->load.device);

@@ -376,7 +376,7 @@ Run add_serve(CLI::App& app) {
                                                "nine tenths of the memory hold"});
     command->add_option("--config", options->config, "File of settings, key = value");
     command->add_flag("--explain", options->explain,
-                      "Print what would be chosen, and why, instead of serving");
+                      "Print the settings and their reasons instead of serving");
     command->add_flag("--print-flags", options->print_flags, "Print docs/flags.md");
     command->add_flag("--print-metrics", options->print_metrics, "Print docs/metrics.md");
     return [options, command] { return run(*options, *command); };

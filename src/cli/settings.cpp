@@ -164,26 +164,22 @@ Expected<Sources> apply_settings(CLI::App& command, const std::string& config,
 std::string flags_page(const CLI::App& command) {
     std::string page =
         "# The server's flags\n\n"
-        "`espalier serve --print-flags` writes this page, and a test holds it to that. Each flag "
-        "can "
-        "also be set by the\nenvironment variable beside it, and in the file of `--config` by its "
-        "name without the dashes (`max-model-len = 4096`; lists\nas `[\"a\", \"b\"]`, in the "
-        "environment `a,b`). The command line wins, then the environment, then the file. `serve "
-        "--explain`\nprints what was chosen and where each value came from.\n\n"
-        "| flag | environment | default | what |\n|---|---|---|---|\n";
+        "`espalier serve` takes each flag on the command line, from the environment "
+        "(`ESPALIER_MAX_MODEL_LEN` for `--max-model-len`; lists as `a,b`),\nand from the file of "
+        "`--config` (`max-model-len = 4096`; lists as `[\"a\", \"b\"]`); the first of these "
+        "wins. Only the last four are flags\nof the command line alone. `serve --explain` prints "
+        "what was chosen and where each value came from.\n`espalier serve --print-flags` writes "
+        "this page, and a test holds it to that.\n\n"
+        "| flag=default | meaning |\n|---|---|\n";
     for (const CLI::Option* option : command.get_options()) {
         const std::string key = key_of(*option);
         if (key.empty()) continue;
         std::string help = option->get_description();
         for (std::size_t at = 0; (at = help.find('|', at)) != std::string::npos; at += 2)
             help.replace(at, 1, "\\|");
-        page += fmt::format("| `--{}` | {} | {} | {} |\n", key,
-                            is_setting(key) ? "`" + environment_name(key) + "`" : "–",
-                            option->get_expected_max() == 0 ? "false"
-                            : option->get_default_str().empty() || option->get_default_str() == "[]"
-                                ? "–"
-                                : "`" + option->get_default_str() + "`",
-                            help);
+        const std::string value = option->get_default_str();
+        page += fmt::format("| `--{}{}` | {} |\n", key,
+                            value.empty() || value == "[]" ? "" : "=" + value, help);
     }
     return page;
 }

@@ -73,7 +73,7 @@ Expected<runtime::ModelFiles> open_synthetic(const BenchedModel& wanted, DeviceK
 }  // namespace
 
 void add_dtype_flag(CLI::App& command, std::string& dtype) {
-    command.add_option("--dtype", dtype, "Of its projections; the preset's own if not given")
+    command.add_option("--dtype", dtype, "Type of the projections; default: the preset's")
         ->check(one_of(checkpoint::synthetic_dtype_names()));
 }
 
@@ -88,7 +88,7 @@ Expected<checkpoint::SyntheticModel> named_model(const std::string& preset,
 }
 
 void BenchedModel::add_to(CLI::App& command) {
-    CLI::Option_group* which = command.add_option_group("model", "What is timed");
+    CLI::Option_group* which = command.add_option_group("model", "Model that is timed");
     which->add_option("model", name,
                       "Model directory, GGUF file or ORG/NAME in the local hub cache");
     CLI::Option* preset = which

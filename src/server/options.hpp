@@ -66,64 +66,63 @@ template <typename Visitor, typename Self>
 void ServerOptions::flags(Visitor&& visit, Self& self) {
     visit(Flag{.name = "host", .help = "Address to listen on; 0.0.0.0 lets other machines in"},
           self.host);
-    visit(
-        Flag{.name = "port", .help = "0: any free one, which is logged", .least = 0, .most = 65535},
-        self.port);
+    visit(Flag{.name = "port",
+               .help = "Port to listen on; 0: any free one, which is logged",
+               .least = 0,
+               .most = 65535},
+          self.port);
     visit(Flag{.name = "api_key",
-               .help = "Clients must send it as a Bearer token; may be repeated, and prompts of "
-                       "different keys never share cached pages"},
+               .help = "Bearer token that clients must send; may be repeated; different keys share "
+                       "no cached pages"},
           self.api_key);
     visit(Flag{.name = "api_key_file",
-               .help = "File of more keys, with names and limits, read again on SIGHUP: a line "
-                       "NAME KEY [requests=N] [tokens=N] for each"},
+               .help = "File of more keys, a line NAME KEY [requests=N] [tokens=N] each; read "
+                       "again on SIGHUP"},
           self.api_key_file);
     visit(Flag{.name = "tls_cert",
-               .help = "File with the certificate in PEM, those between it and a root behind it: "
-                       "the server speaks https; read again on SIGHUP"},
+               .help = "PEM file of the certificate and its chain: the server speaks https; read "
+                       "again on SIGHUP"},
           self.tls_cert);
-    visit(Flag{.name = "tls_key", .help = "File with its private key in PEM, without a password"},
+    visit(Flag{.name = "tls_key", .help = "PEM file of its private key, without a password"},
           self.tls_key);
     visit(Flag{.name = "monitor_host", .help = "Address of --monitor-port"}, self.monitor_host);
     visit(Flag{.name = "monitor_port",
-               .help = "Another port for /metrics and the probes, without a key and without TLS; "
-                       "/metrics is then there alone. 0: any free one; -1: none",
+               .help = "Port of its own for /metrics and the probes, without key or TLS; 0: any "
+                       "free one; -1: none",
                .least = -1,
                .most = 65535},
           self.monitor_port);
     visit(Flag{.name = "served_model_name",
-               .help = "Name in requests and answers, the directory's own if not given; may be "
-                       "repeated, the first is the one in answers"},
+               .help = "Model name in requests and answers, the directory's if not given; may be "
+                       "repeated, answers have the first"},
           self.served_model_name);
     visit(Flag{.name = "allowed_host",
-               .help = "Name that clients may reach a server without a key by, beside addresses "
-                       "and localhost; * is every name; may be repeated"},
+               .help = "Host name that clients of a server without keys may use, beside addresses "
+                       "and localhost; *: any; may be repeated"},
           self.allowed_host);
     visit(Flag{.name = "allowed_origin",
-               .help = "Web page that may use this server, as https://chat.example.org; * is every "
-                       "page; may be repeated"},
+               .help = "Web page that may use the server, as https://chat.example.org; *: any; may "
+                       "be repeated"},
           self.allowed_origin);
-    visit(Flag{.name = "chat_template",
-               .help = "File with the Jinja template of chats, in place of the model's own"},
+    visit(Flag{.name = "chat_template", .help = "Jinja template of chats, in place of the model's"},
           self.chat_template);
-    visit(Flag{.name = "tool_format",
-               .help = "How the model writes calls of functions; auto: as its template and "
-                       "tokenizer show",
-               .one_of = output::tool_format_names()},
-          self.tool_format);
+    visit(
+        Flag{.name = "tool_format",
+             .help = "Form of the model's function calls; auto: as its template and tokenizer show",
+             .one_of = output::tool_format_names()},
+        self.tool_format);
     visit(Flag{.name = "reasoning_format",
-               .help = "How the model marks its reasoning; auto: as its template and tokenizer "
-                       "show",
+               .help = "Form of the model's reasoning; auto: as its template and tokenizer show",
                .one_of = output::reasoning_format_names()},
           self.reasoning_format);
     visit(Flag{.name = "billing_header",
-               .help = "x-anthropic-billing-header line before the system prompt of /v1/messages; "
-                       "it changes with every request, so a prompt that keeps it finds no cached "
-                       "prefix",
+               .help = "Line x-anthropic-billing-header of /v1/messages, which changes with every "
+                       "request: drop, or keep (no cached prefix is found)",
                .one_of = {"drop", "keep"}},
           self.billing_header);
     visit(Flag{.name = "json_whitespace",
-               .help = "White space between the parts of structured JSON: any (as the model "
-                       "likes), or least (one way to write a value, of fewer tokens)",
+               .help = "White space in structured JSON: any (the model's choice) or least (one "
+                       "form, fewer tokens)",
                .one_of = {"any", "least"}},
           self.json_whitespace);
     visit(Flag{.name = "max_tools",
@@ -132,52 +131,52 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
                .most = 65536},
           self.max_tools);
     visit(Flag{.name = "max_tools_bytes",
-               .help = "Of a request's declared functions, as JSON",
+               .help = "Largest JSON of a request's functions, in bytes",
                .least = 0,
                .most = 1 << 30},
           self.max_tools_bytes);
     visit(Flag{.name = "max_connections",
-               .help = "More are answered with 503",
+               .help = "Open connections; more get 503",
                .least = 1,
                .most = 1e6},
           self.max_connections);
     visit(Flag{.name = "max_body_bytes",
-               .help = "Of a request; more is answered with 413",
+               .help = "Largest request body in bytes; larger ones get 413",
                .least = 1024,
                .most = 1 << 30},
           self.max_body_bytes);
     visit(Flag{.name = "max_header_bytes",
-               .help = "Of a request; more is answered with 431",
+               .help = "Largest request head in bytes; larger ones get 431",
                .least = 1024,
                .most = 1 << 20},
           self.max_header_bytes);
     visit(Flag{.name = "idle_seconds",
-               .help = "A connection may wait this long for a request",
+               .help = "Time that a connection may wait for a request",
                .least = 0.1,
                .most = 86400},
           self.idle_seconds);
     visit(Flag{.name = "read_seconds",
-               .help = "A request's body, and a TLS handshake, must be there by then",
+               .help = "Time for a request's body, and for a TLS handshake",
                .least = 0.1,
                .most = 86400},
           self.read_seconds);
     visit(Flag{.name = "write_seconds",
-               .help = "A client that takes nothing for this long is cut off",
+               .help = "Time after which a client that takes nothing is cut off",
                .least = 0.1,
                .most = 86400},
           self.write_seconds);
     visit(Flag{.name = "request_seconds",
-               .help = "A request that takes longer is ended with an error; 0: none is",
+               .help = "Time after which a request ends with an error; 0: never",
                .least = 0,
                .most = 1e9},
           self.request_seconds);
     visit(Flag{.name = "drain_seconds",
-               .help = "After SIGTERM running requests have this long to finish",
+               .help = "Time that running requests have after SIGTERM",
                .least = 0,
                .most = 86400},
           self.drain_seconds);
     visit(Flag{.name = "heartbeat_seconds",
-               .help = "/livez says no when the engine has not come round for this long",
+               .help = "Time without a round of the engine after which /livez fails",
                .least = 1,
                .most = 1e9},
           self.heartbeat_seconds);
@@ -187,26 +186,28 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
                .most = 256},
           self.workers);
     visit(Flag{.name = "metrics_names",
-               .help = "Names in /metrics: our own, vLLM's for what it has too, or both",
+               .help = "Names in /metrics: Espalier's, vLLM's for what it has too, or both",
                .one_of = {"espalier", "vllm", "both"}},
           self.metrics_names);
     visit(Flag{.name = "kv_events_endpoint",
-               .help = "Address of ZeroMQ, as tcp://*:5557, at which routers hear which pages the "
-                       "prefix cache holds, with their tokens: what is said there is of prompts"},
+               .help = "ZeroMQ address, as tcp://*:5557, that tells routers the prefix cache's "
+                       "pages with their tokens, which are prompts"},
           self.kv_events_endpoint);
     visit(Flag{.name = "kv_events_replay_endpoint",
-               .help = "Another, as tcp://*:5558, at which they ask for what they missed"},
+               .help = "ZeroMQ address, as tcp://*:5558, for routers that missed messages"},
           self.kv_events_replay_endpoint);
-    visit(Flag{.name = "kv_events_topic", .help = "What its messages begin with"},
+    visit(Flag{.name = "kv_events_topic", .help = "First frame of its messages"},
           self.kv_events_topic);
-    visit(Flag{.name = "log_format", .help = "Lines on standard error", .one_of = {"text", "json"}},
+    visit(Flag{.name = "log_format",
+               .help = "Form of the lines on standard error",
+               .one_of = {"text", "json"}},
           self.log_format);
     visit(Flag{.name = "log_level",
-               .help = "Lines below it are not written; debug: requests of probes too",
+               .help = "Lowest level that is written; debug: requests of probes too",
                .one_of = {"debug", "info", "warning", "error"}},
           self.log_level);
     visit(Flag{.name = "access_log",
-               .help = "A line for every request: on or off",
+               .help = "Line for every request: on or off",
                .one_of = {"on", "off"}},
           self.access_log);
 }

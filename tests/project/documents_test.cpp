@@ -35,35 +35,6 @@ std::string output_of(const std::string& arguments) {
     return output;
 }
 
-TEST(Documents, CommandLinePageHoldsEveryHelpTextAsPrinted) {
-    const std::string page = read("docs/cli.md");
-    for (const char* command : {"",
-                                "generate ",
-                                "inspect ",
-                                "tokenize ",
-                                "make-model ",
-                                "selftest ",
-                                "selftest lossless ",
-                                "bench ",
-                                "bench model ",
-                                "bench engine ",
-                                "bench mla ",
-                                "bench serve ",
-                                "replay ",
-                                "quantize ",
-                                "pack ",
-                                "eval ",
-                                "serve ",
-                                "chat ",
-                                "pull ",
-                                "demo "}) {
-        const std::string help = output_of(std::string(command) + "--help");
-        EXPECT_NE(page.find(help), std::string::npos)
-            << "docs/cli.md does not hold `espalier " << command << "--help` as printed:\n"
-            << help;
-    }
-}
-
 TEST(Documents, FlagsPageIsWhatTheBinaryPrints) {
     EXPECT_EQ(read("docs/flags.md"), output_of("serve --print-flags"));
 }
