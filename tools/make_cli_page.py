@@ -67,6 +67,8 @@ def page_text(binary):
     shortened("serve", served, printed)
     for command in COMMANDS:
         text = without_empty_headings(ENTRY.sub("", served)) if command == "serve" else shortened(command, help_of(binary, command), printed)
+        if command:
+            text = text.split("\n", 1)[1]  # the first line stands in the list of commands above
         page += f"\n## espalier {command}".rstrip() + f"\n\n```\n{text}\n```\n"
     return page
 
