@@ -110,8 +110,8 @@ TEST(AppendRaw, NormsRowsBesideTheKeys) {
             const Matrix rows = x.matrix(tokens, cols);
             for (const std::size_t apart : {std::size_t{0}, std::size_t{1}}) {
                 call.kv.data = pages[apart].data();
-                mla::RawKeys keys{kv_a.data(),    mla::kKey, key_norm.data(), 1e-6f,
-                                  cos_sin.data(), 64,        apart == 1,      {}};
+                mla::RawKeys keys{
+                    kv_a.data(), mla::kKey, key_norm.data(), 1e-6f, cos_sin.data(), 64, {}, {}};
                 const Matrix to = out[apart].matrix(tokens, cols);
                 if (apart == 0) keys.beside = {rows, weight.data(), 1e-5f, to};
                 ASSERT_TRUE(mla::append_raw(gpu.context, call, keys));
