@@ -37,7 +37,8 @@ class Fixture(unittest.TestCase):
         cls.model = str(cls.directory / "model")
         run(BINARY, "make-model", "--preset", "tiny-v3", "--out", cls.model, check=True)
         flags = run(BINARY, "serve", "--print-flags", check=True).stdout
-        cls.flags = {found[1]: found[0] for found in re.findall(r"^\| `--([\w-]+)` \| `(ESPALIER_\w+)`", flags, re.MULTILINE)}
+        names = re.findall(r"^\| `--([\w-]+)", flags, re.MULTILINE)
+        cls.flags = {f"ESPALIER_{name.upper().replace('-', '_')}": name for name in names}
 
 
 class Unit(Fixture):
@@ -182,7 +183,7 @@ class Manifest(Fixture):
 
     def test_the_pod_outlives_its_drain(self):
         flags = run(BINARY, "serve", "--print-flags", check=True).stdout
-        drain = float(re.search(r"`--drain-seconds` \| `\w+` \| `(\d+)`", flags)[1])
+        drain = float(re.search(r"`--drain-seconds=(\d+)`", flags)[1])
         sleep = float(self.container["lifecycle"]["preStop"]["exec"]["command"][1])
         self.assertGreater(self.pod["terminationGracePeriodSeconds"], drain + sleep)
 
