@@ -110,6 +110,17 @@ class Addresses(unittest.TestCase):
         self.assertEqual(list(foreign_addresses(text)), ["github.test"])
 
 
+class Packages(unittest.TestCase):
+    def test_what_tests_fetch_from_pypi_has_a_version_and_a_hash(self):
+        """But torch and what it needs, which come from PyPI or from an index for CPUs, as other files."""
+        lists = [path for path in sorted((ROOT / "tests").rglob("requirements*.txt")) if path.parent.name != "python"]
+        self.assertEqual(len(lists), 4)
+        for path in lists:
+            text = re.sub(r" \\\n *", " ", path.read_text())
+            for line in re.findall(r"^[^#\n].*$", text, flags=re.M):
+                self.assertRegex(line, r"^[A-Za-z0-9_.-]+==\S+( --hash=sha256:[0-9a-f]{64})+$", path)
+
+
 class Words(unittest.TestCase):
     def test_documents_can_be_read(self):
         """What tells of the project as it is; the lab, which tells how it came to be so, is as long as it likes."""
