@@ -16,6 +16,7 @@ BY_NAME = {"regex": PATTERNS, "ebnf": GRAMMARS, "grammar": GRAMMARS, "arguments"
 # Counts that decide how long a request runs are small but for one in ten.
 COUNTS = {"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of", "top_logprobs", "logprobs",
           "prompt_logprobs", "thinking_token_budget", "max_reasoning_tokens", "budget_tokens"}
+LENGTHS = {"max_tokens", "max_completion_tokens", "max_output_tokens"}  # without one a request goes on to the context's end
 MOST_DEPTH = 6
 
 
@@ -74,8 +75,8 @@ class Bodies:
         if depth == 0 and "model" in properties:
             optional.remove("model")  # its only name is the server's own
         chosen = wanted | {key for key in optional if self.random.random() < share}
-        if depth == 0 and "max_tokens" in properties and "max_completion_tokens" not in chosen:
-            chosen.add("max_tokens")
+        if depth == 0 and not chosen & LENGTHS:
+            chosen |= {"max_tokens", "max_output_tokens"} & properties.keys()
         if depth == 0 and "stream" in properties and self.random.random() < 0.4:
             chosen.add("stream")
         return {key: self.value(properties[key], key, depth + 1) for key in properties if key in chosen}
