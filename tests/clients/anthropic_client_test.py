@@ -4,7 +4,6 @@
 """
 
 import pathlib
-import subprocess
 import sys
 import tempfile
 import typing
@@ -14,7 +13,7 @@ import anthropic
 import pydantic
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from serving import Server  # noqa: E402
+from serving import Server, generated  # noqa: E402
 from reasoning_model import with_reasoning_markers  # noqa: E402
 
 BINARY, MODEL = sys.argv[1], sys.argv[2]
@@ -70,6 +69,7 @@ class AnthropicClient(unittest.TestCase):
         self.assertIn(message.stop_reason, ("end_turn", "max_tokens"))
         self.assertTrue(message.content[0].text)
         self.assertLessEqual(message.usage.output_tokens, 24)
+        self.assertTrue(message._request_id)
         blocks = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
         self.assertEqual(self.create(system=blocks).content, message.content)
         bearer = anthropic.Anthropic(base_url=self.server.root, auth_token=KEY, api_key=None, max_retries=0)
@@ -95,11 +95,8 @@ class AnthropicClient(unittest.TestCase):
             chat = {"messages": [{"role": "system", "content": SYSTEM}, *MESSAGES]}
             prompt = self.client.post("/apply-template", cast_to=object, body=chat)["prompt"]
             prompt = prompt.removeprefix("<｜begin▁of▁sentence｜>")  # generate writes it itself
-            generated = subprocess.run(
-                [BINARY, "generate", MODEL, "-n", "24", "--seed", str(seed), "--temperature", str(temperature),
-                 "--special", "-p", prompt], check=True, capture_output=True, text=True).stdout
             message = self.create(seed=seed, temperature=temperature)
-            self.assertIn(message.content[0].text, generated)
+            self.assertEqual(message.content[0].text, generated(BINARY, MODEL, prompt, 24, seed, temperature))
 
     def test_tokens_are_counted(self):
         counted = self.client.messages.count_tokens(model=self.model, system=SYSTEM, messages=MESSAGES)
@@ -146,8 +143,9 @@ class AnthropicClient(unittest.TestCase):
         self.assertIn("web_search_20250305", str(hosted.exception))
         with self.assertRaises(anthropic.NotFoundError):
             self.create(model="claude-sonnet")
-        with self.assertRaises(anthropic.AuthenticationError):
+        with self.assertRaises(anthropic.AuthenticationError) as stranger:
             self.client.with_options(api_key="sk-other").messages.create(**self.request())
+        self.assertTrue(stranger.exception.request_id)
 
     def test_a_stream_that_the_server_ends_is_an_error(self):
         server = Server(BINARY, MODEL, "--drain-seconds", "0")

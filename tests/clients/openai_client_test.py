@@ -6,7 +6,6 @@ openai_client_test.mjs is the same list with the client for JavaScript. `make te
 import asyncio
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ import openai
 import pydantic
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from serving import Server  # noqa: E402
+from serving import Server, generated  # noqa: E402
 
 BINARY, MODEL = sys.argv[1], sys.argv[2]
 KEY = "sk-test"
@@ -77,13 +76,9 @@ class OpenAiClient(unittest.TestCase):
         rendered = self.client.post("../apply-template", cast_to=object, body={"messages": MESSAGES})["prompt"]
         rendered = rendered.removeprefix("<｜begin▁of▁sentence｜>")  # generate writes it itself
         for seed, temperature in ((1, 0.0), (2, 0.8), (3, 1.2)):
-            def generated(prompt):
-                return subprocess.run(
-                    [BINARY, "generate", MODEL, "-n", "24", "--seed", str(seed), "--temperature", str(temperature), "--special",
-                     "-p", prompt], check=True, capture_output=True, text=True).stdout
             asked = {"seed": seed, "temperature": temperature}
-            self.assertIn(PROMPT + self.complete(**asked).choices[0].text, generated(PROMPT))
-            self.assertIn(self.chat(**asked).choices[0].message.content, generated(rendered))
+            self.assertEqual(self.complete(**asked).choices[0].text, generated(BINARY, MODEL, PROMPT, 24, seed, temperature))
+            self.assertEqual(self.chat(**asked).choices[0].message.content, generated(BINARY, MODEL, rendered, 24, seed, temperature))
 
     def test_a_prediction_is_accepted_and_changes_nothing(self):
         plain = self.chat(max_tokens=60).choices[0].message.content

@@ -5,7 +5,6 @@
 
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 import typing
@@ -15,7 +14,7 @@ import openai
 import pydantic
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from serving import Server  # noqa: E402
+from serving import Server, generated  # noqa: E402
 from reasoning_model import with_reasoning_markers  # noqa: E402
 
 BINARY, MODEL = sys.argv[1], sys.argv[2]
@@ -97,10 +96,8 @@ class Responses(unittest.TestCase):
             chat = {"messages": [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": INPUT}]}
             prompt = self.client.post("../apply-template", cast_to=object, body=chat)["prompt"]
             prompt = prompt.removeprefix("<｜begin▁of▁sentence｜>")  # generate writes it itself
-            generated = subprocess.run(
-                [BINARY, "generate", MODEL, "-n", "24", "--seed", str(seed), "--temperature", str(temperature),
-                 "--special", "-p", prompt], check=True, capture_output=True, text=True).stdout
-            self.assertIn(self.create(seed=seed, temperature=temperature).output_text, generated)
+            self.assertEqual(self.create(seed=seed, temperature=temperature).output_text,
+                             generated(BINARY, MODEL, prompt, 24, seed, temperature))
 
     def test_structured_output(self):
         made = self.client.responses.parse(**request(max_output_tokens=500), text_format=Person)

@@ -11,6 +11,14 @@ import urllib.error
 import urllib.request
 
 
+def generated(binary, model, prompt, tokens, seed, temperature):
+    """What `espalier generate` goes on with."""
+    words = [binary, "generate", model, "-n", str(tokens), "--seed", str(seed), "--temperature", str(temperature), "--special", "-p", prompt]
+    text = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert text.startswith(prompt) and text.endswith("\n"), text
+    return text.removeprefix(prompt).removesuffix("\n").removesuffix("<｜end▁of▁sentence｜>")
+
+
 class Server:
     """Ready when made; `stop` ends it and gives its exit status. The command is the binary, or words that end in it."""
 
