@@ -66,8 +66,9 @@ struct FewConfig {
     static constexpr int kSumStride = few_sum_stride(kRowTiles);
     static constexpr int kRegisters = few_registers(kCodes, kTokenTiles, kRowTiles, kSegment);
 
-    static constexpr FewKernel kKernel = {kInput, kTokenTiles, kRowTiles, kSegment};
-    static constexpr std::size_t sum_bytes(int warps) { return few_sum_bytes(kKernel, warps); }
+    static constexpr std::size_t sum_bytes(int warps) {
+        return few_sum_bytes(kTokenTiles, kRowTiles, warps);
+    }
     static constexpr std::size_t barrier_bytes(int warps, int ring) {
         return few_barrier_bytes(warps, ring);
     }

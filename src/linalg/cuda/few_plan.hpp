@@ -92,9 +92,9 @@ constexpr int few_registers(bool codes, int token_tiles, int row_tiles, int segm
 // From one token's sums to the next one's, floats: no bank conflicts.
 constexpr int few_sum_stride(int row_tiles) { return 16 * row_tiles + 4; }
 
-constexpr std::size_t few_sum_bytes(const FewKernel& kernel, int warps) {
-    return static_cast<std::size_t>(warps * 8 * kernel.token_tiles *
-                                    few_sum_stride(kernel.row_tiles)) *
+// Numbers, not a FewKernel: device code has no address of a constant of the host.
+constexpr std::size_t few_sum_bytes(int token_tiles, int row_tiles, int warps) {
+    return static_cast<std::size_t>(warps * 8 * token_tiles * few_sum_stride(row_tiles)) *
            sizeof(float);
 }
 constexpr std::size_t few_barrier_bytes(int warps, int ring) {
@@ -103,7 +103,8 @@ constexpr std::size_t few_barrier_bytes(int warps, int ring) {
 // Shared memory of a block: sums, barriers, the warps' rings of chunks, the list of experts' tiles.
 constexpr std::size_t few_shared_bytes(WeightCode code, const FewKernel& kernel, int warps,
                                        int ring, int chunk_bytes, int listed_tiles) {
-    return few_sum_bytes(kernel, warps) + few_barrier_bytes(warps, ring) +
+    return few_sum_bytes(kernel.token_tiles, kernel.row_tiles, warps) +
+           few_barrier_bytes(warps, ring) +
            static_cast<std::size_t>(warps * ring * kernel.row_tiles *
                                     few_unit(code, kernel.row_tiles) * chunk_bytes) +
            static_cast<std::size_t>(listed_tiles) * kTokenTileBytes;
