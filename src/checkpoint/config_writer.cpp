@@ -229,10 +229,20 @@ std::string config_json_of(const ModelConfig& config, DType dtype) {
     return outer.dump(2) + "\n";
 }
 
-std::string generation_config_json_of(const ModelConfig& config) {
-    const Json json = {{"_from_model_config", true},
-                       {"bos_token_id", bos_json(config)},
-                       {"eos_token_id", eos_json(config)}};
+std::string generation_config_json_of(const ModelConfig& config,
+                                      const GenerationDefaults& defaults) {
+    Json json = {{"_from_model_config", true},
+                 {"bos_token_id", bos_json(config)},
+                 {"eos_token_id", eos_json(config)}};
+    const auto put = [&](const char* field, const auto& value) {
+        if (value) json[field] = *value;
+    };
+    if (defaults.temperature) json["do_sample"] = true;
+    put("temperature", defaults.temperature);
+    put("top_p", defaults.top_p);
+    put("top_k", defaults.top_k);
+    put("repetition_penalty", defaults.repetition_penalty);
+    put("min_p", defaults.min_p);
     return json.dump(2) + "\n";
 }
 

@@ -85,7 +85,8 @@ void synthetic_values(const TensorSpec& spec, std::uint64_t seed, std::uint64_t 
 std::string eagle3_config_json_of(const Eagle3Config& config, DType dtype);
 // config.json and generation_config.json such that parse_model_config(…) gives `config` back.
 std::string config_json_of(const ModelConfig& config, DType dtype);
-std::string generation_config_json_of(const ModelConfig& config);
+std::string generation_config_json_of(const ModelConfig& config,
+                                      const GenerationDefaults& defaults = {});
 // A config.json that was accepted, with this description of its weights in place of its own.
 std::string quantized_config_json(std::string_view config_text, const Quantization& how,
                                   const std::optional<Quantization>& head = {});

@@ -26,6 +26,7 @@ Run add_demo(CLI::App& app);
 Run add_chat(CLI::App& app);
 Run add_pull(CLI::App& app);
 Run add_quantize(CLI::App& app);
+Run add_convert(CLI::App& app);
 Run add_pack(CLI::App& app);
 Run add_eval(CLI::App& app);
 Run add_follow_rank(CLI::App& app);

@@ -67,6 +67,7 @@ constexpr Command kCommands[] = {
     {"Get or write a model", add_pull},
 #endif
     {"Get or write a model", add_quantize},
+    {"Get or write a model", add_convert},
     {"Get or write a model", add_pack},
     {"Get or write a model", add_make_model},
     {"Check and measure", add_selftest},

@@ -15,6 +15,7 @@
 #include "checkpoint/tensor_check.hpp"
 #include "checkpoint/tensor_list.hpp"
 #include "linalg/round_weights.hpp"
+#include "model/checkpoint_writer.hpp"
 #include "model/weight_reader.hpp"
 
 namespace espalier::model {
@@ -25,7 +26,6 @@ using checkpoint::StoredType;
 using checkpoint::TensorSpec;
 
 constexpr std::size_t kMaxTextBytes = std::size_t{256} << 20;  // of a tokenizer
-constexpr const char* kMarker = "quantize.txt";                // what is being written here
 
 // One tensor or matrix of the source, and the tensors it becomes, one after another.
 struct Piece {
@@ -36,14 +36,6 @@ struct Piece {
     std::vector<TensorSpec> becomes = {};
     std::uint64_t source_bytes = 0;
 };
-
-TensorSpec spec_of(std::string name, StoredType type, std::vector<std::int64_t> shape) {
-    TensorSpec spec;
-    spec.name = std::move(name);
-    spec.type = type;
-    spec.shape = std::move(shape);
-    return spec;
-}
 
 class Quantizer {
   public:
@@ -58,26 +50,26 @@ class Quantizer {
                         source_.directory().string());
         ESPALIER_RETURN_IF_ERROR(checkpoint::check_tensors(source_));
         ESPALIER_RETURN_IF_ERROR(list());
-        split();
-        ESPALIER_RETURN_IF_ERROR(take_directory());
-        for (std::size_t i = 0; i < shards_.size(); ++i) ESPALIER_RETURN_IF_ERROR(write_shard(i));
-        if (shards_.size() > 1) {
-            std::uint64_t total = 0;
-            for (const checkpoint::Shard& shard : heads_)
-                for (const TensorSpec& spec : shard.tensors) total += spec.bytes();
-            ESPALIER_RETURN_IF_ERROR(
-                put("model.safetensors.index.json", checkpoint::index_json(heads_, total)));
-        }
-        ESPALIER_RETURN_IF_ERROR(copy_texts());
+        std::error_code error;
+        WrittenCheckpoint to{
+            .command = "quantize",
+            .what = fmt::format("{}{} of {}", name_of(options_.code),
+                                options_.head_int8 ? " and an int8 head" : "",
+                                fs::weakly_canonical(source_.directory(), error).string()),
+            .shard_limit_bytes = options_.shard_limit_bytes,
+            .progress = options_.progress};
+        for (const Piece& piece : pieces_)
+            to.pieces.push_back(
+                {piece.becomes, piece.source_bytes, [this, &piece](checkpoint::OutputFile& file) {
+                     return write_piece(piece, file);
+                 }});
+        ESPALIER_RETURN_IF_ERROR(copy_texts(to));
         ESPALIER_ASSIGN_OR_RETURN(
             const std::string config,
             read_text_file(source_.directory() / "config.json", kMaxTextBytes));
-        ESPALIER_RETURN_IF_ERROR(
-            put("config.json",
-                checkpoint::quantized_config_json(config, scheme(options_.code), head_scheme())));
-        std::error_code ignored;
-        fs::remove(directory_ / kMarker, ignored);
-        return {};
+        to.texts.emplace_back("config.json", checkpoint::quantized_config_json(
+                                                 config, scheme(options_.code), head_scheme()));
+        return write_checkpoint(directory_, to);
     }
 
   private:
@@ -161,7 +153,7 @@ class Quantizer {
                  .name = name,
                  .n = n,
                  .k = k,
-                 .becomes = {spec_of(full(name) + ".weight", StoredType::bf16, {n, k})},
+                 .becomes = {tensor_spec(full(name) + ".weight", StoredType::bf16, {n, k})},
                  .source_bytes = stored.weights.bytes.size()});
         }
         return {};
@@ -178,13 +170,13 @@ class Quantizer {
                     .k = k,
                     .source_bytes = stored.weights.bytes.size()};
         const std::int64_t groups = (k + linalg::kRoundedGroup - 1) / linalg::kRoundedGroup;
-        TensorSpec scales = spec_of(full(as) + ".weight_scale", StoredType::bf16, {n, groups});
+        TensorSpec scales = tensor_spec(full(as) + ".weight_scale", StoredType::bf16, {n, groups});
         if (code == WeightCode::int4)
             piece.becomes = {
-                spec_of(full(as) + ".weight_packed", StoredType::i32, {n, (k + 7) / 8}),
-                std::move(scales), spec_of(full(as) + ".weight_shape", StoredType::i32, {2})};
+                tensor_spec(full(as) + ".weight_packed", StoredType::i32, {n, (k + 7) / 8}),
+                std::move(scales), tensor_spec(full(as) + ".weight_shape", StoredType::i32, {2})};
         else
-            piece.becomes = {spec_of(full(as) + ".weight", StoredType::i8, {n, k}),
+            piece.becomes = {tensor_spec(full(as) + ".weight", StoredType::i8, {n, k}),
                              std::move(scales)};
         pieces_.push_back(std::move(piece));
     }
@@ -196,76 +188,8 @@ class Quantizer {
     void add_copy(const std::string& name) {
         const checkpoint::Tensor tensor = *source_.stored(name);
         Piece piece{.name = name, .source_bytes = tensor.bytes.size()};
-        piece.becomes = {spec_of(full(name), tensor.type, tensor.shape)};
+        piece.becomes = {tensor_spec(full(name), tensor.type, tensor.shape)};
         pieces_.push_back(std::move(piece));
-    }
-
-    // Pieces into files of at most the limit, or of one piece.
-    void split() {
-        std::uint64_t used = 0;
-        for (std::size_t i = 0; i < pieces_.size(); ++i) {
-            std::uint64_t bytes = 0;
-            for (const TensorSpec& spec : pieces_[i].becomes) bytes += spec.bytes();
-            if (shards_.empty() || used + bytes > options_.shard_limit_bytes) {
-                shards_.push_back({i, i});
-                heads_.emplace_back();
-                used = 0;
-            }
-            used += bytes;
-            shards_.back().second = i + 1;
-            for (const TensorSpec& spec : pieces_[i].becomes) heads_.back().tensors.push_back(spec);
-            total_ += pieces_[i].source_bytes;
-        }
-        for (std::size_t i = 0; i < heads_.size(); ++i)
-            heads_[i].file = checkpoint::shard_name(i, heads_.size());
-    }
-
-    // New, empty, or begun by the same command.
-    Expected<void> take_directory() {
-        std::error_code error;
-        fs::create_directories(directory_, error);
-        if (error)
-            return fail(ErrorKind::io, "{}: cannot make it: {}", directory_.string(),
-                        error.message());
-        const std::string mark = fmt::format(
-            "{}{} of {}, {} bytes in {} files\n", name_of(options_.code),
-            options_.head_int8 ? " and an int8 head" : "",
-            fs::weakly_canonical(source_.directory(), error).string(), total_, heads_.size());
-        if (!fs::exists(directory_ / kMarker)) {
-            if (!fs::is_empty(directory_, error) || error)
-                return fail(ErrorKind::invalid, "{}: not empty, and nothing that quantize began",
-                            directory_.string());
-            return checkpoint::write_text(directory_ / kMarker, mark);
-        }
-        ESPALIER_ASSIGN_OR_RETURN(const std::string begun,
-                                  read_text_file(directory_ / kMarker, 1 << 16));
-        if (begun != mark)
-            return fail(ErrorKind::invalid, "{}: holds the beginning of another model: {}",
-                        directory_.string(), begun.substr(0, 300));
-        return {};
-    }
-
-    Expected<void> write_shard(std::size_t index) {
-        const auto [first, end] = shards_[index];
-        const fs::path path = directory_ / heads_[index].file;
-        const fs::path part = path.string() + ".part";
-        std::error_code ignored;
-        fs::remove(part, ignored);
-        const bool whole = fs::exists(path);  // renamed only once it was
-        std::optional<checkpoint::OutputFile> file;
-        if (!whole) {
-            file.emplace(part);
-            const std::string head = checkpoint::safetensors_head(heads_[index]);
-            ESPALIER_RETURN_IF_ERROR(file->write(head.data(), head.size()));
-        }
-        for (std::size_t i = first; i < end; ++i) {
-            if (file) ESPALIER_RETURN_IF_ERROR(write_piece(pieces_[i], *file));
-            done_ += pieces_[i].source_bytes;
-            if (options_.progress) options_.progress(done_, total_);
-        }
-        if (!file) return {};
-        ESPALIER_RETURN_IF_ERROR(file->close());
-        return rename(part, path);
     }
 
     Expected<void> write_piece(const Piece& piece, checkpoint::OutputFile& file) {
@@ -295,7 +219,8 @@ class Quantizer {
         return file.write(shape.data(), sizeof(shape));
     }
 
-    Expected<void> copy_texts() {
+    // Texts of the source's directory.
+    Expected<void> copy_texts(WrittenCheckpoint& to) const {
         std::error_code error;
         for (const auto& item : fs::directory_iterator(source_.directory(), error)) {
             const std::string name = item.path().filename().string();
@@ -305,27 +230,10 @@ class Quantizer {
             if (!text || name == "config.json" || name == "hf_quant_config.json" ||
                 name.ends_with(".index.json") || !item.is_regular_file())
                 continue;
-            ESPALIER_ASSIGN_OR_RETURN(const std::string bytes,
+            ESPALIER_ASSIGN_OR_RETURN(std::string bytes,
                                       read_text_file(item.path(), kMaxTextBytes));
-            ESPALIER_RETURN_IF_ERROR(put(name, bytes));
+            to.texts.emplace_back(name, std::move(bytes));
         }
-        return {};
-    }
-
-    // A whole file, in one go.
-    Expected<void> put(const std::string& name, std::string_view text) {
-        const fs::path part = directory_ / (name + ".part");
-        std::error_code ignored;
-        fs::remove(part, ignored);
-        ESPALIER_RETURN_IF_ERROR(checkpoint::write_text(part, text));
-        return rename(part, directory_ / name);
-    }
-
-    static Expected<void> rename(const fs::path& from, const fs::path& to) {
-        std::error_code error;
-        fs::rename(from, to, error);
-        if (error)
-            return fail(ErrorKind::io, "{}: cannot rename: {}", to.string(), error.message());
         return {};
     }
 
@@ -334,9 +242,6 @@ class Quantizer {
     ThreadPool& pool_;
     const QuantizeOptions& options_;
     std::vector<Piece> pieces_;
-    std::vector<std::pair<std::size_t, std::size_t>> shards_;  // [first, end) of pieces
-    std::vector<checkpoint::Shard> heads_;
-    std::uint64_t total_ = 0, done_ = 0;
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "base/json.hpp"
 #include "text/bpe_vocabulary.hpp"
 #include "text/byte_level.hpp"
+#include "text/gguf_files.hpp"
 #include "text/model.hpp"
 #include "text/pipeline_loader.hpp"
 #include "text/tiktoken_ranks.hpp"
@@ -249,6 +250,88 @@ Expected<Tokenizer> Tokenizer::from_gguf(const GgufHeader& header, std::string_v
                         .special = listed.kinds[id] != TokenKind::user_defined});
     ESPALIER_RETURN_IF_ERROR(apply_config(config, name, *model));
     return Tokenizer(std::move(model));
+}
+
+namespace {
+
+nlohmann::json byte_level() {
+    return {{"type", "ByteLevel"},
+            {"add_prefix_space", false},
+            {"trim_offsets", true},
+            {"use_regex", false}};
+}
+
+nlohmann::json marker_json(std::size_t id, std::string_view content, TokenKind kind) {
+    return {{"id", id},
+            {"content", content},
+            {"single_word", false},
+            {"lstrip", false},
+            {"rstrip", false},
+            {"normalized", false},
+            {"special", kind != TokenKind::user_defined}};
+}
+
+nlohmann::json config_json(const TokenizerConfig& config) {
+    nlohmann::json json = {{"add_bos_token", config.add_bos_token.value_or(false)},
+                           {"add_eos_token", false},
+                           {"clean_up_tokenization_spaces", false},
+                           {"tokenizer_class", "LlamaTokenizerFast"}};
+    if (config.bos_token) json["bos_token"] = *config.bos_token;
+    if (config.eos_token) json["eos_token"] = *config.eos_token;
+    if (!config.chat_template.empty()) json["chat_template"] = config.chat_template;
+    return json;
+}
+
+}  // namespace
+
+Expected<std::vector<std::pair<std::string, std::string>>> gguf_tokenizer_files(
+    const GgufHeader& header, std::string_view name) {
+    ESPALIER_RETURN_IF_ERROR(Tokenizer::from_gguf(header, name));  // nothing in it is at fault
+    ESPALIER_ASSIGN_OR_RETURN(const Published* published, find_published(header, name));
+    if (published->steps.empty())
+        return fail(ErrorKind::unsupported,
+                    "{}: tokenizer.ggml.pre is '{}', merged by rank; tokenizer.json has no form "
+                    "for it",
+                    name, published->pre);
+    ESPALIER_ASSIGN_OR_RETURN(const TokenizerConfig config, gguf_tokenizer_config(header, name));
+    ESPALIER_ASSIGN_OR_RETURN(const GgufTokens listed, read_tokens(header, name));
+    nlohmann::json vocabulary = nlohmann::json::object(), added = nlohmann::json::array();
+    // Markers among the others are in the vocabulary, too, which is where their ids come from;
+    // those behind it are not, as published: a vocabulary that ignores merges would find them.
+    const auto last = std::find(listed.kinds.rbegin(), listed.kinds.rend(), TokenKind::normal);
+    for (std::size_t id = 0; id < listed.texts.size(); ++id) {
+        if (listed.kinds[id] == TokenKind::unused) continue;
+        if (std::ssize(listed.kinds) - static_cast<std::ptrdiff_t>(id) >
+            last - listed.kinds.rbegin())
+            vocabulary[std::string(listed.texts[id])] = id;
+        if (is_marker(listed.kinds[id]))
+            added.push_back(marker_json(id, listed.texts[id], listed.kinds[id]));
+    }
+    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json steps,
+                              parse_json(fmt::format("[{}]", published->steps), published->pre));
+    const nlohmann::json document = {
+        {"version", "1.0"},
+        {"truncation", nullptr},
+        {"padding", nullptr},
+        {"normalizer", nullptr},
+        {"added_tokens", std::move(added)},
+        {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", steps}}},
+        {"post_processor", byte_level()},
+        {"decoder", byte_level()},
+        {"model",
+         {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", nullptr},
+          {"continuing_subword_prefix", nullptr},
+          {"end_of_word_suffix", nullptr},
+          {"fuse_unk", false},
+          {"byte_fallback", false},
+          {"ignore_merges", published->ignore_merges},
+          {"vocab", std::move(vocabulary)},
+          {"merges", *header.find(kMerges)->texts()}}}};
+    return std::vector<std::pair<std::string, std::string>>{
+        {"tokenizer.json", document.dump() + "\n"},
+        {"tokenizer_config.json", config_json(config).dump(2) + "\n"}};
 }
 
 }  // namespace espalier::text

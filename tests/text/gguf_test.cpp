@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -13,6 +14,7 @@
 #include "support/gguf_writer.hpp"
 #include "support/paths.hpp"
 #include "text/byte_level.hpp"
+#include "text/gguf_files.hpp"
 #include "text/goldens.hpp"
 #include "text/tokenizer.hpp"
 
@@ -83,6 +85,53 @@ TEST(GgufTokenizer, TakesMarkedTokensAndTheTemplate) {
     tokenizer = load(file);
     ASSERT_TRUE(tokenizer) << tokenizer.error().message;
     EXPECT_EQ(tokenizer->bos(), static_cast<TokenId>(marked));
+}
+
+// The files of it: what a published tokenizer gives, with markers and as plain text.
+TEST(GgufTokenizer, ItsFilesAreTheSameTokenizer) {
+    for (const auto& [folder, pre] :
+         {std::pair("deepseek_v2_small", "deepseek-llm"),
+          std::pair("deepseek_v3_small", "deepseek-v3"), std::pair("glm_small", "glm4")}) {
+        SCOPED_TRACE(folder);
+        const Parts parts = parts_of_json(folder, pre);
+        GgufWriter writer = parts.file();
+        const auto marked = std::ranges::find(parts.kinds, 3) - parts.kinds.begin();
+        writer.u32("tokenizer.ggml.bos_token_id", static_cast<std::uint32_t>(marked));
+        writer.boolean("tokenizer.ggml.add_bos_token", std::string(pre) != "glm4");
+        writer.text("tokenizer.chat_template", "{{ messages }}");
+        const std::string bytes = writer.bytes();
+        const auto header = parse_gguf(std::as_bytes(std::span(bytes)), "m.gguf");
+        ASSERT_TRUE(header);
+        const auto own = Tokenizer::from_gguf(*header, "m.gguf");
+        ASSERT_TRUE(own) << own.error().message;
+        const auto files = gguf_tokenizer_files(*header, "m.gguf");
+        ASSERT_TRUE(files) << files.error().message;
+        ASSERT_EQ(files->size(), 2u);
+        EXPECT_EQ((*files)[0].first, "tokenizer.json");
+        EXPECT_EQ((*files)[1].first, "tokenizer_config.json");
+        const auto read =
+            Tokenizer::from_tokenizer_json((*files)[0].second, (*files)[1].second, "m");
+        ASSERT_TRUE(read) << read.error().message;
+        expect_goldens(*read, folder, 1000);
+        EXPECT_EQ(read->bos(), own->bos());
+        EXPECT_EQ(read->chat_template(), own->chat_template());
+        ASSERT_EQ(read->vocabulary(), own->vocabulary());
+        std::string markers;
+        for (TokenId id = 0; id < own->vocabulary(); ++id) {
+            ASSERT_EQ(read->token_bytes(id), own->token_bytes(id)) << id;
+            ASSERT_EQ(read->is_special(id), own->is_special(id)) << id;
+            ASSERT_EQ(read->is_added(id), own->is_added(id)) << id;
+            if (own->is_added(id)) markers += fmt::format("a {}b", own->token_bytes(id));
+        }
+        for (const SpecialTokens special : {SpecialTokens::as_text, SpecialTokens::parsed})
+            EXPECT_EQ(read->encode(markers, special).value(),
+                      own->encode(markers, special).value());
+    }
+    const std::string bytes = parts_of_kimi().file().bytes();
+    const auto refused = gguf_tokenizer_files(
+        parse_gguf(std::as_bytes(std::span(bytes)), "m.gguf").value(), "m.gguf");
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message.find("'kimi-k2', merged by rank"), std::string::npos);
 }
 
 TEST(GgufTokenizer, RefusesByName) {
