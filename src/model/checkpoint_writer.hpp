@@ -25,8 +25,8 @@ struct WrittenPiece {
 struct WrittenCheckpoint {
     std::string command;  // whose beginnings are taken up
     std::string what;     // is written, in words: another beginning is refused
-    std::vector<WrittenPiece> pieces;
-    std::vector<std::pair<std::string, std::string>> texts;  // files' names and contents
+    std::vector<WrittenPiece> pieces = {};
+    std::vector<std::pair<std::string, std::string>> texts = {};  // files' names and contents
     std::uint64_t shard_limit_bytes = std::uint64_t{4} << 30;
     Progress progress = {};  // in bytes of the source
 };

@@ -30,12 +30,19 @@ std::string case_name(const testing::TestParamInfo<Case>& which) {
 }
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaConformance, testing::ValuesIn(cases()), case_name);
 
+// Sparse attention is refused by name.
+bool of_sparse_attention(std::string_view refusal) {
+    return refusal.starts_with("attention over lists of keys on CUDA") ||
+           refusal.starts_with("sparse attention, whose indexer chooses keys");
+}
+
 TEST_P(CudaConformance, Holds) {
     const auto device = make_cuda_device(Allocation::guarded);
     ASSERT_TRUE(device) << device.error().message;
     const Check& check = *GetParam().check;
     const Support support = ask(**device, GetParam().format);
-    for (const std::string& refusal : support.refusals) ADD_FAILURE() << "refused: " << refusal;
+    for (const std::string& refusal : support.refusals)
+        EXPECT_TRUE(of_sparse_attention(refusal)) << "refused: " << refusal;
     if (!applies(check, support)) return;
     CpuDevice oracle_device(4);
     const Outcome outcome = run_check(check, **device, support, oracle_device, 1);
