@@ -4,7 +4,7 @@ Half of the time without TLS and half with it, a server each. Bodies are made fr
 and half with a fault put in (bodies.py); they come in every method, with odd headers, cut off, split and pipelined, from clients that
 stay and clients that vanish (connection.py), with one of two keys, of which the second is of a file and has limits. Meanwhile the
 server reads keys and certificate again, every third time a file of keys with a mistake.
-No answer has a status from 500 on, none takes longer than a minute, every error is an error of that path's API, every stream ends as its API
+No answer has a status from 500 on, none takes longer than five minutes, every error is an error of that path's API, every stream ends as its API
 says; and a body that is as described is never refused for a field's type. In the end no request runs, no page of the cache is
 held, and the process has the descriptors of before. The seed is printed; the same seed sends the same requests.
 """
@@ -27,11 +27,10 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "support"))
 from bodies import Bodies, broken  # noqa: E402
-from connection import Connection, Gone, trusting  # noqa: E402
+from connection import SECONDS, Connection, Gone, trusting  # noqa: E402
 from serving import Server  # noqa: E402
 
 KEY, LIMITED_KEY = "sk-fuzz", "sk-limited"
-SECONDS_PER_ANSWER = 60
 # Sizes that let each request end soon, and refuse some of them.
 LIMITS = ["--max-model-len", "256", "--max-waiting", "64", "--max-body-bytes", "65536", "--max-connections", "64", "--rows", "8",
           "--read-seconds", "5", "--write-seconds", "5", "--access-log", "off"]
@@ -80,7 +79,7 @@ class Worker(threading.Thread):
         self.bodies = Bodies(self.random, run.document)
         self.name = f"client {number}"
         self.statuses = collections.Counter()
-        self.request, self.count, self.failure = b"", 0, None
+        self.request, self.count, self.longest, self.failure = b"", 0, 0, None
         self.connection = None
 
     def run(self):
@@ -133,6 +132,7 @@ class Worker(threading.Thread):
             self.connection = Connection(self.run_.port, self.run_.tls)
         way = "whole" if is_valid else self.random.choice(["whole"] * 6 + ["chunked", "slow", "cut", "vanish", "twice"])
         self.request = f"{way} {method} {path} {head} ".encode(errors="replace") + body
+        began = time.monotonic()
         try:
             answers = self.connection.exchange(method, path, head, body, way, self.random)
         except Gone:
@@ -140,6 +140,7 @@ class Worker(threading.Thread):
             self.connection = None
             self.statuses["gone"] += 1
             return
+        self.longest = max(self.longest, time.monotonic() - began)
         for status, kind, text in answers:
             self.check(method, path, status, kind, text, is_valid)
         if not self.connection.stays or self.random.random() < 0.1:
@@ -232,7 +233,7 @@ class Fuzzed(Server):
 
     def get(self, path, key=KEY):
         request = urllib.request.Request(self.root + path, headers={"Authorization": f"Bearer {key or KEY}"})
-        with urllib.request.urlopen(request, context=self.context, timeout=SECONDS_PER_ANSWER) as answer:
+        with urllib.request.urlopen(request, context=self.context, timeout=SECONDS) as answer:
             return answer.read().decode()
 
 
@@ -246,9 +247,9 @@ def fuzz(server, tls, seed, seconds, threads):
     for thread in [*workers, reloader]:
         thread.start()
     for worker in workers:
-        worker.join(run.end - time.monotonic() + 2 * SECONDS_PER_ANSWER)
+        worker.join(run.end - time.monotonic() + 2 * SECONDS)
         if worker.is_alive():
-            raise SystemExit(f"{worker.name}: no answer within {2 * SECONDS_PER_ANSWER} s to\n{worker.request[:4000]!r}")
+            raise SystemExit(f"{worker.name}: no answer within {2 * SECONDS} s to\n{worker.request[:4000]!r}")
         if worker.connection is not None:
             worker.connection.close()
     ended.set()
@@ -258,7 +259,7 @@ def fuzz(server, tls, seed, seconds, threads):
             raise SystemExit(f"seed {seed}, {worker.name}, request {worker.count}: {worker.failure!r}\n{worker.request[:4000]!r}")
     check_rest(server, before)
     statuses = sum((worker.statuses for worker in workers), collections.Counter())
-    print(f"http fuzz: {sum(statuses.values())} answers in {seconds:g} s, "
+    print(f"http fuzz: {sum(statuses.values())} answers in {seconds:g} s, none later than {max(worker.longest for worker in workers):.1f} s, "
           + ", ".join(f"{count} × {status}" for status, count in statuses.most_common()))
     if not statuses[200]:
         raise SystemExit("no request was answered with 200: nothing was tested")
