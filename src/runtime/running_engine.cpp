@@ -87,7 +87,10 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
     if (!options.trace.empty()) {
         ESPALIER_ASSIGN_OR_RETURN(const trace::Header header,
                                   trace_header(files, loaded, settings, drafters));
-        ESPALIER_ASSIGN_OR_RETURN(running.recorder_, replay::Recorder::open(options.trace, header));
+        auto recorder = replay::Recorder::open(options.trace, header);
+        if (!recorder)
+            return fail_field(recorder.error().kind, "trace", "{}", recorder.error().message);
+        running.recorder_ = std::move(*recorder);
     }
     const batch::CaptureOptions capture = capture_on(loaded, options.enforce_eager);
     ESPALIER_ASSIGN_OR_RETURN(

@@ -176,7 +176,8 @@ void App::watch_trace() {
 
 Expected<void> App::load_keys() {
     if (options_.api_key_file.empty()) return {};
-    ESPALIER_RETURN_IF_ERROR(guard_.load_keys(options_.api_key_file));
+    if (const auto loaded = guard_.load_keys(options_.api_key_file); !loaded)
+        return fail_field(loaded.error().kind, "api_key_file", "{}", loaded.error().message);
     log_.info(fmt::format("{} API keys, with those of {}", guard_.keys(), options_.api_key_file));
     return {};
 }

@@ -78,7 +78,7 @@ void Generation::attempt(Prepared& prepared, const std::function<Expected<void>(
         if (done.error().kind == ErrorKind::exhausted && state != engine::EngineState::running)
             prepared.error = unavailable(done.error().message);
         else
-            prepared.error = api_error(named_as_in_tools(done.error(), prepared.request.api));
+            prepared.error = api_error(named_as_in_chat(done.error(), prepared.request.api));
     } catch (const std::exception& error) {  // out of memory, or an error of the program
         prepared.error = ApiError{.status = 500, .message = error.what(), .type = "server_error"};
     }

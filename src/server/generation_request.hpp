@@ -109,7 +109,7 @@ Expected<GenerationRequest> parse_generation_request(
 
 // An error of check_request by the name that the request's own field has.
 Error named_as_in_request(Error error, const GenerationRequest& request);
-// The schema of a tool's arguments, of which chats say function.parameters, likewise.
-Error named_as_in_tools(Error error, Api api);
+// Likewise the schema of a tool's arguments, function.parameters to chats, and their messages.
+Error named_as_in_chat(Error error, Api api);
 
 }  // namespace espalier::server

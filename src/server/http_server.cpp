@@ -97,6 +97,8 @@ Expected<std::uint16_t> Loop::bind(const std::string& host, std::uint16_t port, 
     if (!failure) socket.set_option(tcp::acceptor::reuse_address(true), failure);
     if (!failure) socket.bind(endpoint, failure);
     if (!failure) socket.listen(asio::socket_base::max_listen_connections, failure);
+    if (failure == boost::system::errc::address_not_available)
+        return fail_field(ErrorKind::invalid, "host", "{}: {}", host, failure.message());
     if (failure)
         return fail_field(ErrorKind::io, "port", "{}: cannot listen on {} ({})", port, host,
                           failure.message());

@@ -334,8 +334,10 @@ std::string Session::head_of(const HttpResponse& response, bool stream) {
     access_.status = response.status;
     if (access_.request_id.empty()) access_.request_id = new_request_id();
     const auto status = http::int_to_status(static_cast<unsigned>(response.status));
+    // Request-Id is what Anthropic's clients tell of.
     std::string head = fmt::format(
-        "HTTP/1.1 {} {}\r\nServer: espalier\r\nContent-Type: {}\r\nX-Request-Id: {}\r\n",
+        "HTTP/1.1 {0} {1}\r\nServer: espalier\r\nContent-Type: {2}\r\nX-Request-Id: {3}\r\n"
+        "Request-Id: {3}\r\n",
         response.status, text_of(http::obsolete_reason(status)), response.content_type,
         access_.request_id);
     for (const auto& [name, value] : response.headers)
@@ -343,7 +345,8 @@ std::string Session::head_of(const HttpResponse& response, bool stream) {
     if (!allowed_origin_.empty())
         head += fmt::format(
             "Access-Control-Allow-Origin: {}\r\n"
-            "Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\nVary: Origin\r\n",
+            "Access-Control-Expose-Headers: X-Request-Id, Request-Id, Retry-After\r\n"
+            "Vary: Origin\r\n",
             allowed_origin_);
     if (!stream)
         head += fmt::format("Content-Length: {}\r\n", response.body.size());

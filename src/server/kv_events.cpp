@@ -141,6 +141,9 @@ Expected<void*> ZmqKvEvents::open_socket(int kind, const std::string& endpoint, 
     };
     if (socket == nullptr) return wrong();
     const std::int64_t most_bytes = kMaxRequestBytes;
+    // libzmq takes what stands in brackets for a device otherwise.
+    const int is_ipv6 = endpoint.find('[') != std::string::npos ? 1 : 0;
+    zmq_.setsockopt(socket, ZMQ_IPV6, &is_ipv6, sizeof is_ipv6);
     zmq_.setsockopt(socket, ZMQ_SNDHWM, &kHighWater, sizeof kHighWater);
     zmq_.setsockopt(socket, ZMQ_LINGER, &kLingerMilliseconds, sizeof kLingerMilliseconds);
     zmq_.setsockopt(socket, ZMQ_MAXMSGSIZE, &most_bytes, sizeof most_bytes);

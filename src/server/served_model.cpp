@@ -232,7 +232,8 @@ Expected<chat::Rendered> ServedModel::render(const ChatInput& chat) const {
         ESPALIER_RETURN_IF_ERROR(parse_call_arguments(context["messages"]));
     auto rendered = template_->compiled.render(context);
     if (!rendered)
-        return fail_field(ErrorKind::invalid, "messages", "{}", rendered.error().message);
+        return fail_field(ErrorKind::invalid, "messages", "the chat template, {}",
+                          rendered.error().message);
     if (chat.continues_final) return cut_behind_final_message(std::move(*rendered), chat.messages);
     return rendered;
 }

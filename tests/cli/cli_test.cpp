@@ -287,6 +287,8 @@ TEST(Cli, RefusalsSaySoAndExitAccordingly) {
              Refusal{"generate " + sapling() + " -p x --prompt-logprobs 1", 2, "--json"},
              Refusal{"generate " + sapling() + " -p x --logits /nowhere/logits.npy", 1,
                      "--logits: '/nowhere/logits.npy' cannot be written"},
+             Refusal{"generate " + sapling() + " -p x --trace /nowhere/trace", 1,
+                     "--trace: /nowhere/trace: cannot be written"},
              Refusal{"generate " + sapling() + " -p x --logit-bias 7", 1, "not ID:BIAS"},
              Refusal{"generate " + sapling() + " -p x --speculate luck", 2, "--speculate"},
              Refusal{"generate " + sapling() + " -p x --draft-depth 99", 1,

@@ -4,6 +4,9 @@
 #include "server/kv_events.hpp"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -23,6 +26,8 @@ class Subscriber {
         const int none = 0;
         zmq_.setsockopt(socket_, ZMQ_LINGER, &none, sizeof none);
         zmq_.setsockopt(socket_, ZMQ_RCVHWM, &none, sizeof none);
+        const int is_ipv6 = 1;
+        zmq_.setsockopt(socket_, ZMQ_IPV6, &is_ipv6, sizeof is_ipv6);
         if (kind == ZMQ_SUB) zmq_.setsockopt(socket_, ZMQ_SUBSCRIBE, "", 0);
         EXPECT_EQ(zmq_.connect(socket_, endpoint.c_str()), 0);
     }
@@ -172,6 +177,31 @@ TEST(KvEvents, AddressesThatCannotBeTakenEndTheStart) {
     ServerOptions options = test_options();
     options.kv_events_replay_endpoint = "tcp://127.0.0.1:*";
     EXPECT_EQ(Server::start(options, log).error().field, "kv_events_replay_endpoint");
+}
+
+// The machine has addresses of IPv6.
+bool has_ipv6() {
+    const int socket = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    address.sin6_addr = in6addr_loopback;
+    const bool is_bound =
+        ::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+    ::close(socket);
+    return is_bound;
+}
+
+TEST(KvEvents, AnAddressMayBeOfIpv6) {
+    Log log(Log::Format::text);
+    const auto events = KvEvents::start(
+        {.endpoint = "tcp://[::]:*", .replay_endpoint = "tcp://[::1]:*", .topic = {}}, log);
+    ASSERT_EQ(events.has_value(), has_ipv6());
+    if (!events) return;
+    EXPECT_TRUE((*events)->endpoint().starts_with("tcp://[::]:")) << (*events)->endpoint();
+    Subscriber subscriber(ZMQ_DEALER, (*events)->replay_endpoint());
+    subscriber.send({"", number(0)});
+    EXPECT_EQ(subscriber.receive()[1], number(0));
+    EXPECT_EQ(subscriber.receive()[1], std::string(8, '\xff'));
 }
 
 TEST(KvEvents, OfAServerAreThePagesOfItsPrompts) {

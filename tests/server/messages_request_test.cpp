@@ -239,13 +239,15 @@ TEST(MessagesRequest, TheEnginesErrorsGoByTheRequestsNames) {
     EXPECT_EQ(named("stop[2]"), "stop_sequences[2]: x");
     EXPECT_EQ(named("prompt"), "messages: x");
     const auto schema = [](const char* field, Api api) {
-        return named_as_in_tools(fail_field(ErrorKind::invalid, field, "x").value(), api).message;
+        return named_as_in_chat(fail_field(ErrorKind::invalid, field, "x").value(), api).message;
     };
     constexpr const char* kSchema = "tools[1].function.parameters.properties";
     EXPECT_EQ(schema(kSchema, Api::chat), std::string(kSchema) + ": x");
     EXPECT_EQ(schema(kSchema, Api::messages), "tools[1].input_schema.properties: x");
     EXPECT_EQ(schema(kSchema, Api::responses), "tools[1].parameters.properties: x");
     EXPECT_EQ(schema("tools", Api::messages), "tools: x");
+    EXPECT_EQ(schema("messages", Api::messages), "messages: x");
+    EXPECT_EQ(schema("messages", Api::responses), "input: x");
 }
 
 }  // namespace

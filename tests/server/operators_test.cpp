@@ -38,6 +38,7 @@ TEST(RequestId, IsTheClientsOrOneThatIsMade) {
     RunningServer server;
     Client client = server.client();
     const std::string longest(128, 'x');
+    EXPECT_EQ(client.get("/version", "X-Request-Id: b\r\n").headers["request-id"], "b");
     for (const std::string& id : {std::string("a"), std::string("01HX-9z_.:/+=~!\"{}\\"), longest})
         EXPECT_EQ(client.get("/version", "X-Request-Id: " + id + "\r\n").headers["x-request-id"],
                   id);
@@ -244,6 +245,20 @@ TEST(Monitor, APortThatIsTakenIsNamed) {
     const auto second = Server::start(options, log);
     ASSERT_FALSE(second);
     EXPECT_EQ(second.error().field, "monitor_port");
+}
+
+TEST(Options, AFaultAtTheStartIsTheFlagsOwn) {
+    const auto fault = [](const char* flag, const std::string& value) {
+        ServerOptions options = test_options();
+        (flag == std::string("host") ? options.host : options.api_key_file) = value;
+        Log log(Log::Format::text, stderr);
+        const auto server = Server::start(options, log);
+        return server ? "started" : server.error().message;
+    };
+    // An address for examples (RFC 5737): no machine's own.
+    EXPECT_EQ(fault("host", "192.0.2.1"), "host: 192.0.2.1: Cannot assign requested address");
+    EXPECT_EQ(fault("api_key_file", "/nonexistent"),
+              "api_key_file: /nonexistent: No such file or directory");
 }
 
 }  // namespace

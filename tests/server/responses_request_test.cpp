@@ -96,6 +96,18 @@ TEST(ResponsesRequest, FieldsOfTheOutput) {
     EXPECT_FALSE(parse("")->chat.arguments.contains("thinking"));
 }
 
+TEST(ResponsesRequest, DefaultsAreRepeatedAsTheModelsFileHasThem) {
+    const Json body = {{"input", "hi"}};
+    checkpoint::GenerationDefaults generation;
+    generation.temperature = 0.7;
+    generation.top_p = 0.95;
+    const auto parsed =
+        parse_responses_request(body, nlohmann::ordered_json(body), {.generation = generation});
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed->repeated["temperature"].dump(), "0.7");
+    EXPECT_EQ(parsed->repeated["top_p"].dump(), "0.95");
+}
+
 TEST(ResponsesRequest, ToolsAndTheirChoice) {
     const std::string tools = R"("tools": [{"type": "function", "name": "f", "parameters": null},
                                            {"type": "function", "name": "g"}])";

@@ -181,6 +181,9 @@ OrderedJson said_or(const OrderedJson& ordered, const char* name, OrderedJson ot
     return found == ordered.end() || found->is_null() ? std::move(otherwise) : *found;
 }
 
+// 0.7 rather than 0.699999988079071.
+OrderedJson shortest_number(float value) { return std::stod(fmt::format("{}", value)); }
+
 OrderedJson repeated_fields(const Json& body, const OrderedJson& ordered,
                             const GenerationRequest& request) {
     const accept::SamplingOptions& sampling = request.engine.sampling;
@@ -196,11 +199,11 @@ OrderedJson repeated_fields(const Json& body, const OrderedJson& ordered,
         {"reasoning",
          {{"effort", effort.empty() ? OrderedJson() : OrderedJson(effort)}, {"summary", nullptr}}},
         {"store", false},
-        {"temperature", said_or(body, "temperature", sampling.temperature)},
+        {"temperature", said_or(body, "temperature", shortest_number(sampling.temperature))},
         {"text", std::move(text)},
         {"tool_choice", said_or(ordered, "tool_choice", said_or(body, "tool_choice", "auto"))},
         {"tools", said_or(ordered, "tools", OrderedJson::array())},
-        {"top_p", said_or(body, "top_p", sampling.top_p)},
+        {"top_p", said_or(body, "top_p", shortest_number(sampling.top_p))},
         {"truncation", "disabled"}};
 }
 
