@@ -403,7 +403,8 @@ Expected<GenerationRequest> parse_generation_request(
 }
 
 Error named_as_in_chat(Error error, Api api) {
-    if (error.field == "messages") return with_field(std::move(error), prompt_field(api));
+    if (api == Api::responses && error.field == "messages")
+        return with_field(std::move(error), prompt_field(api));
     constexpr std::string_view kChatsName = ".function.parameters";
     const std::size_t place = error.field.find(kChatsName);
     if (api == Api::chat || place == std::string::npos || !error.field.starts_with("tools["))

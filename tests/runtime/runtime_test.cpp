@@ -180,8 +180,8 @@ TEST(Runtime, RefusesWidthsThatNoKernelHas) {
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().message,
               path +
-                  ": attention over keys of 384 latent and 64 rotated columns: 512 and 64 or 256 "
-                  "and 64 are possible");
+                  ": attention over keys of 384 latent and 64 rotated columns: 512 and 64, or 256 "
+                  "and 64, are possible");
     EXPECT_FALSE(reported);
 }
 
