@@ -20,7 +20,7 @@ import urllib.request
 import conversations
 import markdown
 import settings
-from accessibility import can_be_used, finds_faults, tab_stops
+from accessibility import POOR_CONTRAST, can_be_used, finds_faults, tab_stops
 from devtools import Browser
 from page import ENDED, SAID, answer_by_server, answer_with, ask, check, choose, click, figures, leave_page, open_page, press_button, set_value
 from pictures import takes_pictures
@@ -92,9 +92,31 @@ def shows_everything(browser):
     answer_by_server(browser)
 
 
+def colours_of_sources_can_be_read(browser):
+    """On every ground, as any token may be pointed at or stand in a wash."""
+    for dark in (False, True):
+        browser.look(1280, 860, dark)
+        poor = browser.evaluate("""(() => {
+            const place = document.createElement('div');
+            for (const ground of ['--ground', '--panel', '--wash']) for (const source of ['ngram', 'mtp', 'eagle3', 'grammar', 'draft']) {
+                const token = document.createElement('span');
+                token.className = `token from-${source}`;
+                token.style.backgroundColor = `var(${ground})`;
+                token.append(`${source} on ${ground}`);
+                place.append(token);
+            }
+            document.body.append(place);
+            const found = %s.poor;
+            place.remove();
+            return found;
+        })()""" % POOR_CONTRAST)
+        check(poor == [], f"each source can be read on each ground, {'dark' if dark else 'light'} {poor}")
+
+
 def can_be_used_everywhere(browser):
     """Every panel, light and dark, wide and as a phone."""
     finds_faults(browser)
+    colours_of_sources_can_be_read(browser)
     shows_everything(browser)
     for panel in ("list", "drawer", "settings"):
         browser.evaluate(f"open_panel('{panel}', true)")

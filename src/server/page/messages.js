@@ -204,6 +204,12 @@ function scroll_down(always) {
 
 function start_log() {
   const log = element("log");
-  log.addEventListener("scroll", () => { shown.follows = log.scrollHeight - log.scrollTop - log.clientHeight < 60; });
+  let top = 0;
+  log.addEventListener("scroll", () => {
+    // A scroll event may come after the log became smaller and before its observer hears of it: only a way up ends following.
+    const up = log.scrollTop < top, at_end = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    shown.follows = at_end || (shown.follows && !up);
+    top = log.scrollTop;
+  });
   new ResizeObserver(() => scroll_down()).observe(log);
 }
