@@ -2,4 +2,4 @@
 // The version, once; CMakeLists.txt reads it from here.
 #pragma once
 
-#define ESPALIER_VERSION "0.1.0"
+#define ESPALIER_VERSION "0.3.0"

@@ -131,6 +131,12 @@ class Words(unittest.TestCase):
 
 
 class History(unittest.TestCase):
+    def test_the_version_is_the_changelogs_newest_everywhere(self):
+        newest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)[1]
+        self.assertIn(f'ESPALIER_VERSION "{newest}"', (ROOT / "include/espalier/version.hpp").read_text())
+        for name in ("deploy/kubernetes.yaml", "docs/deploy.md"):
+            self.assertEqual(set(re.findall(r"espalier:(\d+\.\d+\.\d+)", (ROOT / name).read_text())), {newest}, name)
+
     def test_an_entry_of_the_changelog_has_two_lines_at_most(self):
         text = (ROOT / "CHANGELOG.md").read_text()
         entries = re.findall(r"^- .*\n(?:  .*\n)*", text, flags=re.M)
