@@ -25,7 +25,7 @@ any other failure with 1 and a sentence that says what to do.
 `tools/make_cli_page.py` makes this page, and a test holds it to `--help`.
 """
 COMMANDS = ["", "generate", "chat", "serve", "demo", "inspect", "tokenize", "eval", "pull", "quantize", "convert", "pack", "make-model", "selftest",
-            "selftest lossless", "bench", "bench model", "bench engine", "bench mla", "bench serve", "replay"]
+            "selftest lossless", "selftest model", "bench", "bench model", "bench engine", "bench mla", "bench serve", "replay"]
 ENTRY = re.compile(r"^ +(-\S+|model\b).*\n(?: {20,}\S.*\n)*", flags=re.M)  # help stands beside the flag or below it
 
 

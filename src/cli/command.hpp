@@ -30,7 +30,9 @@ Run add_convert(CLI::App& app);
 Run add_pack(CLI::App& app);
 Run add_eval(CLI::App& app);
 Run add_follow_rank(CLI::App& app);
+// Sub-commands of selftest.
 Run add_selftest_lossless(CLI::App& selftest);
+Run add_selftest_model(CLI::App& selftest);
 // Sub-commands of bench.
 Run add_bench_model(CLI::App& bench);
 Run add_bench_mla(CLI::App& bench);

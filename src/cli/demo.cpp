@@ -15,10 +15,12 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "base/json.hpp"
 #include "cli/command.hpp"
+#include "cli/continuation.hpp"
 #include "cli/draw_tree.hpp"
 #include "cli/engine_flags.hpp"
 #include "cli/terminal.hpp"
@@ -111,25 +113,17 @@ void print_emission(const accept::Emission& emission, std::int64_t before, bool 
 Expected<void> continue_opening(engine::Engine& engine, const Opening& opening, Way& way) {
     const bool colours = terminal_colours();
     fmt::print("\n{}{}{}", colours ? "\033[2m" : "", opening.text, colours ? "\033[0m" : "");
-    ESPALIER_ASSIGN_OR_RETURN(engine::Stream stream, engine.submit(opening.request));
-    engine::Updates updates;
-    std::vector<std::int32_t>& output = way.outputs.emplace_back();
     std::int64_t printed = 0;
-    accept::Usage usage;
-    Clock::time_point first;
-    while (stream.next(updates)) {
-        const engine::ChoiceUpdate& update = updates.choices[0];
-        if (output.empty()) first = Clock::now();
-        print_emission(update.emission, printed, colours);
-        printed += std::ssize(update.emission.text);
-        for (const accept::CommittedToken& token : update.emission.tokens)
-            output.push_back(token.token);
-        usage = update.usage;
-        if (update.ended && update.finish.reason == accept::FinishReason::interrupted)
-            return fail(ErrorKind::io, "after {} tokens: {}", output.size(), update.message);
-    }
+    ESPALIER_ASSIGN_OR_RETURN(
+        Continuation made,
+        continue_request(engine, opening.request, [&](const accept::Emission& emission) {
+            print_emission(emission, printed, colours);
+            printed += std::ssize(emission.text);
+        }));
     fmt::print("\n");
-    way.seconds += std::chrono::duration<double>(Clock::now() - first).count();
+    const accept::Usage& usage = made.usage;
+    way.outputs.push_back(std::move(made.tokens));
+    way.seconds += made.seconds;
     way.tokens += usage.completion_tokens - 1;  // the first comes with the prompt
     way.usage.steps += usage.steps - 1;
     way.usage.drafted += usage.drafted;

@@ -15,7 +15,7 @@
 #include "cli/engine_flags.hpp"
 #include "cli/eval_figures.hpp"
 #include "cli/terminal.hpp"
-#include "model/sequence.hpp"
+#include "cli/text_windows.hpp"
 
 namespace espalier::cli {
 namespace {
@@ -32,77 +32,6 @@ struct EvalOptions {
     runtime::LoadOptions load;
     bool json = false;
 };
-
-// A model and its logits of the current window.
-class Reader {
-  public:
-    static Expected<Reader> open(const runtime::ModelFiles& files, std::int64_t window,
-                                 const runtime::LoadOptions& load) {
-        Reader reader;
-        EngineSizes sizes;
-        sizes.max_step_tokens = sizes.max_step_gather = std::min<std::int64_t>(window, 256);
-        sizes.max_model_len = window;
-        ESPALIER_ASSIGN_OR_RETURN(reader.loaded_, load_model(files.checkpoint, sizes, load));
-        return reader;
-    }
-    std::int64_t vocabulary() const { return loaded_.model->config().vocab_size; }
-
-    // Begins again before these tokens.
-    Expected<void> begin(std::span<const std::int32_t> window) {
-        window_ = window;
-        const auto length = static_cast<std::int64_t>(window.size());
-        ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
-                                  model::Sequence::create(*loaded_.model, length, length));
-        sequence_ = std::make_unique<model::Sequence>(std::move(sequence));
-        return {};
-    }
-    // The logits of the next tokens, at most as many as a step takes: [tokens, vocabulary].
-    Expected<std::span<const float>> next() {
-        const auto first = static_cast<std::size_t>(sequence_->length());
-        const auto count = std::min(static_cast<std::size_t>(loaded_.model->limits().max_gather),
-                                    window_.size() - first);
-        ESPALIER_ASSIGN_OR_RETURN(const model::Fed fed,
-                                  sequence_->feed(*loaded_.model, window_.subspan(first, count),
-                                                  static_cast<std::int64_t>(count)));
-        if (fed.nonfinite)
-            return fail(ErrorKind::invalid,
-                        "the model computed a NaN or infinity after token {} of a window", first);
-        logits_.resize(count * static_cast<std::size_t>(vocabulary()));
-        Device& device = *loaded_.device;
-        ESPALIER_RETURN_IF_ERROR(device.download(device.stream(), logits_.data(), fed.logits.data,
-                                                 logits_.size() * sizeof(float)));
-        return std::span<const float>(logits_);
-    }
-
-  private:
-    runtime::LoadedModel loaded_;
-    std::unique_ptr<model::Sequence> sequence_;
-    std::span<const std::int32_t> window_;
-    std::vector<float> logits_;
-};
-
-Expected<void> read_window(std::span<const std::int32_t> window, const text::Tokenizer& tokenizer,
-                           Reader& reader, Reader* against, EvalFigures& figures) {
-    ESPALIER_RETURN_IF_ERROR(reader.begin(window));
-    if (against != nullptr) ESPALIER_RETURN_IF_ERROR(against->begin(window));
-    const auto vocabulary = static_cast<std::size_t>(reader.vocabulary());
-    for (std::size_t first = 0; first < window.size();) {
-        ESPALIER_ASSIGN_OR_RETURN(const std::span<const float> logits, reader.next());
-        std::span<const float> other;
-        if (against != nullptr) {
-            ESPALIER_ASSIGN_OR_RETURN(other, against->next());
-        }
-        const std::size_t count = logits.size() / vocabulary;
-        for (std::size_t i = 0; i < count && first + i + 1 < window.size(); ++i) {
-            const std::int32_t token = window[first + i + 1];
-            const auto row = logits.subspan(i * vocabulary, vocabulary);
-            figures.add(row, token, tokenizer.token_bytes(token).size());
-            if (!other.empty()) figures.compare(row, other.subspan(i * vocabulary, vocabulary));
-        }
-        first += count;
-    }
-    return {};
-}
 
 void print(const EvalOptions& options, const EvalFigures& figures) {
     if (options.json) {
@@ -131,8 +60,12 @@ Expected<void> run(const EvalOptions& options) {
                               files.encode_prompt(text, text::SpecialTokens::as_text));
     if (options.limit > 0 && options.limit < std::ssize(tokens))
         tokens.resize(static_cast<std::size_t>(options.limit));
-    ESPALIER_ASSIGN_OR_RETURN(Reader reader, Reader::open(files, options.window, options.load));
-    std::optional<Reader> against;
+    ESPALIER_ASSIGN_OR_RETURN(
+        runtime::LoadedModel loaded,
+        load_model(files.checkpoint, window_sizes(options.window), options.load));
+    WindowReader reader(loaded);
+    std::optional<runtime::LoadedModel> loaded_against;
+    std::optional<WindowReader> against;
     if (!options.against.empty()) {
         ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles other,
                                   runtime::ModelFiles::open(options.against));
@@ -140,7 +73,9 @@ Expected<void> run(const EvalOptions& options) {
         own.rounding.reset();
         own.head_rounding.reset();
         own.activations = NumberMode::own;
-        ESPALIER_ASSIGN_OR_RETURN(against, Reader::open(other, options.window, own));
+        ESPALIER_ASSIGN_OR_RETURN(loaded_against,
+                                  load_model(other.checkpoint, window_sizes(options.window), own));
+        against.emplace(*loaded_against);
         ESPALIER_ASSIGN_OR_RETURN(const std::vector<std::int32_t> same,
                                   other.encode_prompt(text, text::SpecialTokens::as_text));
         if (reader.vocabulary() != against->vocabulary() || same.size() < tokens.size() ||

@@ -257,8 +257,10 @@ Run add_selftest(CLI::App& app) {
     command->add_flag("--exact-allocations", options->exact,
                       "No guard bytes around arrays, for memory checkers");
     const Run lossless = add_selftest_lossless(*command);
-    return [options, command, lossless] {
-        return command->got_subcommand("lossless") ? lossless() : run(*options);
+    const Run model = add_selftest_model(*command);
+    return [options, command, lossless, model] {
+        if (command->got_subcommand("lossless")) return lossless();
+        return command->got_subcommand("model") ? model() : run(*options);
     };
 }
 

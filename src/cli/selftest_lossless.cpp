@@ -3,24 +3,19 @@
 // held to itself alone and plainly, as equality of bits, until the time is over.
 #include <fmt/format.h>
 
-#include <chrono>
-#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/lossless_findings.hpp"
 #include "cli/rank_world.hpp"
-#include "cli/terminal.hpp"
-#include "lossless/check.hpp"
 #include "runtime/engine_parts.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct SelftestLosslessOptions {
     std::string model;
@@ -33,90 +28,6 @@ struct SelftestLosslessOptions {
     bool enforce_eager = false;
     bool poison_pads = false;
 };
-
-struct Findings {
-    std::int64_t workloads = 0, failed = 0;
-    std::uint64_t failing_seed = 0;  // the first
-    std::vector<std::string> first_failure;
-    lossless::Coverage coverage;
-    double seconds = 0;
-};
-
-// A failed CHECK of the engine is a finding like any other.
-lossless::Verdict verdict_of(std::uint64_t seed, const lossless::Subject& target) {
-    lossless::Verdict broken;
-    try {
-        auto verdict = lossless::check_workload(lossless::random_workload(seed, target), target);
-        if (verdict) return std::move(*verdict);
-        broken.differences = {verdict.error().message};
-    } catch (const std::exception& error) {
-        broken.differences = {error.what()};
-    }
-    return broken;
-}
-
-Findings run_workloads(const SelftestLosslessOptions& options, const lossless::Subject& target) {
-    StatusLine status;
-    Findings findings;
-    const auto start = Clock::now();
-    do {
-        const std::uint64_t seed = options.seed + static_cast<std::uint64_t>(findings.workloads);
-        status.update("{:.0f} s, workload {} · {} requests, {} tokens, {} failed", findings.seconds,
-                      seed, findings.coverage.requests, findings.coverage.tokens, findings.failed);
-        const lossless::Verdict verdict = verdict_of(seed, target);
-        ++findings.workloads;
-        findings.coverage.add(verdict.coverage);
-        if (!verdict.differences.empty() && findings.failed++ == 0) {
-            findings.failing_seed = seed;
-            findings.first_failure = verdict.differences;
-        }
-        findings.seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    } while (findings.seconds < options.seconds);
-    return findings;
-}
-
-Table table_of(const Findings& findings) {
-    const lossless::Coverage& seen = findings.coverage;
-    Table table;
-    table.columns = {"what was compared", "count"};
-    const auto add = [&](const char* what, std::int64_t count) {
-        table.rows.push_back({what, std::to_string(count)});
-    };
-    add("workloads", findings.workloads);
-    add("requests, every choice counted", seen.requests);
-    add("prompt tokens", seen.prompt_tokens);
-    add("output tokens, each with its logprob", seen.tokens);
-    add("prompts with their logprobs", seen.prompt_logprobs);
-    add("steps", seen.steps);
-    add("drafts verified", seen.drafts);
-    add("drafts accepted", seen.accepted);
-    add("cache slots moved by commits", seen.moved);
-    add("preemptions", seen.preemptions);
-    add("prompt tokens found in the prefix index", seen.hits);
-    add("requests cancelled or out of time", seen.interrupted);
-    add("ended by a stop string", seen.stop_strings);
-    add("ended by an end-of-text token", seen.eos);
-    add("drafters that broke and were given up", seen.broken);
-    add("workloads that FAILED", findings.failed);
-    return table;
-}
-
-// Parts of an engine with the model's own drafters.
-Expected<lossless::Subject::Parts> parts_with(const runtime::DrafterChoice& drafters,
-                                              runtime::LoadedModel& loaded,
-                                              const EngineSizes& sizes,
-                                              const batch::CaptureOptions& capture,
-                                              const text::Tokenizer& tokenizer) {
-    ESPALIER_ASSIGN_OR_RETURN(
-        runtime::EngineParts made,
-        runtime::make_engine_parts(loaded, drafters, sizes, capture, tokenizer));
-    lossless::Subject::Parts parts;
-    parts.taps = made.taps->taps();
-    parts.target = std::move(made.target);
-    parts.drafters = std::move(made.drafters);
-    parts.memory = std::make_shared<runtime::EngineParts>(std::move(made));
-    return parts;
-}
 
 // With several ranks the plain run is on a model that this process has whole.
 Expected<std::optional<runtime::LoadedModel>> load_reference(const SelftestLosslessOptions& options,
@@ -146,9 +57,7 @@ Expected<void> run(SelftestLosslessOptions& options) {
         load_model(files.checkpoint, sizes, runtime::with_drafters(options.load, drafters, files)));
     ESPALIER_ASSIGN_OR_RETURN(const auto reference, load_reference(options, files, sizes));
     lossless::Subject target{reference ? *reference->model : *loaded.model, *files.tokenizer};
-    target.capture = runtime::capture_on(loaded, options.enforce_eager);
-    target.capture.ahead = 0;  // an engine for each workload: what it does not need is not recorded
-    target.capture.sightings = 1;  // and what it does need may come twice only
+    target.capture = workload_capture(loaded, options.enforce_eager);
     target.capture.poison = options.poison_pads;
     if (drafters.runs_models())
         target.make_parts = [&](const schedule::SchedulerOptions& of) {
@@ -163,7 +72,7 @@ Expected<void> run(SelftestLosslessOptions& options) {
             return std::move(parts.target);
         };
     ESPALIER_RETURN_IF_ERROR(lossless::check_subject(target));
-    const Findings findings = run_workloads(options, target);
+    const LosslessFindings findings = run_workloads(options.seed, options.seconds, target);
     const std::string of_ranks =
         reference ? fmt::format("{} ranks with ", ranks->count()) : std::string();
     fmt::print("{}\n{} on {}, {}{} threads: {:.0f} s, workloads {} to {}.\n",

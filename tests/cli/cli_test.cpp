@@ -165,6 +165,25 @@ TEST(Cli, SelftestLosslessEndsInATable) {
         EXPECT_NE(result.output.find(part), std::string::npos) << result.output;
 }
 
+TEST(Cli, SelftestModelTakesATrainedModel) {
+    const BinaryResult result = run_binary("selftest model " + sapling() + " --draft " + sapling() +
+                                           "-eagle3 --limit 400 --seconds 0 --seed 7");
+    EXPECT_EQ(result.status, 0) << result.output;
+    for (const char* part : {"bits per byte of 399 tokens", "0 of 1 (", "0 of 4",
+                             "tokens/s with ngram, mtp, eagle3", "products_version"})
+        EXPECT_NE(result.output.find(part), std::string::npos) << part << '\n' << result.output;
+}
+
+TEST(Cli, SelftestModelRefusesOneThatPredictsNothing) {
+    const TemporaryDirectory directory;
+    const std::string model = (directory.path() / "model").string();
+    ASSERT_EQ(run_binary("make-model --preset tiny-v3 --out " + model).status, 0);
+    const BinaryResult result = run_binary("selftest model " + model + " --limit 400 --seconds 0");
+    EXPECT_EQ(result.status, 1) << result.output;
+    EXPECT_NE(result.output.find("selftest model: failed: bits per byte"), std::string::npos)
+        << result.output;
+}
+
 TEST(Cli, TokensAndTextAreEachOther) {
     const BinaryResult ids =
         run_binary("tokenize " + sapling() + " -p 'def café(x): return 1' --ids");

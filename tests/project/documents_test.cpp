@@ -43,9 +43,8 @@ TEST(Documents, MetricsPageIsWhatTheBinaryPrints) {
     EXPECT_EQ(read("docs/metrics.md"), output_of("serve --print-metrics"));
 }
 
-TEST(Documents, VersionIsTheSameEverywhere) {
+TEST(Documents, BinarySaysItsVersion) {
     EXPECT_EQ(output_of("--version"), "espalier " ESPALIER_VERSION "\n");
-    EXPECT_NE(read("CHANGELOG.md").find("## [" ESPALIER_VERSION "]"), std::string::npos);
 }
 
 TEST(Documents, ReadmeNamesCommandsThatExist) {
