@@ -5,7 +5,7 @@ DEMO_DRAFT ?= models/sapling-eagle3
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo serve test test-page test-long test-clients test-deploy python test-python package test-package test-image build asan tsan fuzz fuzz-http cuda gpu-build gpu-test install format format-check clean
+.PHONY: help demo serve test test-page test-long test-clients test-deploy python test-python package release test-package test-image build asan tsan fuzz fuzz-http cuda gpu-build gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -63,14 +63,19 @@ test-deploy:
 	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
 	tools/test_deploy.sh build/cpu/espalier $(DEMO_MODEL)
 
-## make package    a Debian package and a tarball in PACKAGES (build/package); test-package installs both in fresh roots,
-##                 test-image runs the lines of deploy/Dockerfile in fresh roots (both as root)
+## make package    a Debian package in PACKAGES (build/package)
+## make release    an archive there with all but glibc and the NVIDIA driver inside; with the CUDA backend where nvcc is
+## make test-package  installs both in fresh roots; test-image runs the lines of deploy/Dockerfile in fresh roots (as root)
 PACKAGES ?= build/package
 package:
 	@tools/setup.sh package
-	@$(MAKE) --no-print-directory build TARGETS="espalier espalier_mla" TESTS=OFF
-	tools/package.sh build/cpu $(PACKAGES)
-test-package: package
+	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
+	tools/package.sh deb build/cpu $(PACKAGES)
+release:
+	@tools/setup.sh package
+	@$(MAKE) --no-print-directory build BUILD_PRESET=release TARGETS="espalier espalier_mla" CUDA=$(if $(shell command -v nvcc),ON,OFF)
+	tools/package.sh archive build/release $(PACKAGES)
+test-package: package release
 	@tools/setup.sh deploy
 	python3 tests/deploy/package_test.py $(PACKAGES)
 test-image:
@@ -81,7 +86,7 @@ test-image:
 BUILD_PRESET ?= cpu
 build:
 	@mkdir -p build
-	@cmake --preset $(BUILD_PRESET) $(if $(WHEEL),-DESPALIER_PYTHON=$(WHEEL)) $(if $(TESTS),-DESPALIER_TESTS=$(TESTS)) $(if $(PYTHON),-DESPALIER_TEST_PYTHON=$(PYTHON)) \
+	@cmake --preset $(BUILD_PRESET) $(if $(WHEEL),-DESPALIER_PYTHON=$(WHEEL)) $(if $(CUDA),-DESPALIER_CUDA=$(CUDA)) $(if $(TESTS),-DESPALIER_TESTS=$(TESTS)) $(if $(PYTHON),-DESPALIER_TEST_PYTHON=$(PYTHON)) \
 	    > build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
 	cmake --build --preset $(BUILD_PRESET) -j $(JOBS) $(if $(TARGETS),--target $(TARGETS))
 

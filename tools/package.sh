@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Makes a Debian package and a tarball of a build; the same build gives the same bytes.
-#   tools/package.sh build/cpu build/package
-# The package has the binary, espalier.service, its settings and a man page; the tarball also the attention library.
+# Makes a Debian package or an archive of a build; the same build gives the same bytes.
+#   tools/package.sh deb build/cpu build/package
+#   tools/package.sh archive build/release build/package
+# The package has the binary, espalier.service, its settings and a man page; the archive also the attention library.
 set -euo pipefail
-build=$(realpath "$1")
-mkdir -p "$2"
-out=$(realpath "$2")
+kind=$1
+build=$(realpath "$2")
+mkdir -p "$3"
+out=$(realpath "$3")
 version=$(sed -n 's/.*ESPALIER_VERSION "\(.*\)"/\1/p' include/espalier/version.hpp)
 architecture=$(dpkg --print-architecture)
 # Of the commit, or of the changelog where there is none.
@@ -47,16 +49,15 @@ make_deb() {
     dpkg-deb --root-owner-group -Zxz --build "$root" "$out/espalier_${version}_$architecture.deb" > /dev/null
 }
 
-make_tarball() {
+make_archive() {
     local name=espalier-$version-linux-$(uname -m)
     cmake --install "$build" --prefix "$stage/$name" --strip > /dev/null
     install_files "$stage/$name" ""
     install -Dm644 deploy/serve.conf "$stage/$name/etc/espalier/serve.conf"
-    install -m644 LICENSE "$stage/$name/LICENSE"
+    install -m644 LICENSE deploy/debian/copyright "$stage/$name"
     tar -C "$stage" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -c "$name" \
-        | gzip -9n > "$out/$name.tar.gz"
+        | xz -T0 -9 > "$out/$name.tar.xz"
 }
 
-make_deb
-make_tarball
+"make_$kind"
 ls -l "$out"

@@ -1,4 +1,4 @@
-"""Fresh Debian 12 systems in directories: mmdebstrap's minbase, entered by chroot with mounts that end with the process."""
+"""Fresh Debian systems in directories: mmdebstrap's minbase, entered by chroot with mounts that end with the process."""
 
 import os
 import pathlib
@@ -17,16 +17,17 @@ exec chroot --userspec="$user" "$root" env -C "$directory" "$@"
 
 
 class FreshRoot:
-    """`with FreshRoot() as root:`; needs root, or nothing of it could be installed."""
+    """`with FreshRoot() as root:`; needs root, or nothing of it could be installed. suite: Debian's name of a release."""
 
-    def __init__(self):
+    def __init__(self, suite="bookworm"):
+        self.suite = suite
         if os.geteuid() != 0:
             raise PermissionError("fresh roots are made and entered by root: run it as root, or in a container")
         self.path = pathlib.Path(tempfile.mkdtemp(prefix="espalier-root-"))
         self.path.chmod(0o755)
 
     def __enter__(self):
-        subprocess.run(["tar", "-C", self.path, "-xpf", base()], check=True)
+        subprocess.run(["tar", "-C", self.path, "-xpf", base(self.suite)], check=True)
         shutil.copy("/etc/resolv.conf", self.path / "etc/resolv.conf")
         return self
 
@@ -49,13 +50,13 @@ class FreshRoot:
         return subprocess.run(self.command(*words, **options), check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def base():
+def base(suite):
     """A tarball of the system, made once: what is in it is brought up to date by apt when it is used."""
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "espalier"
-    made = cache / "debian-12-minbase.tar"
+    made = cache / f"debian-{suite}-minbase.tar"
     if not made.exists():
         cache.mkdir(parents=True, exist_ok=True)
         partial = made.with_suffix(".part.tar")
-        subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", "bookworm", partial], check=True)
+        subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", suite, partial], check=True)
         partial.rename(made)
     return made

@@ -1,4 +1,4 @@
-"""The Debian package and the tarball in fresh roots: package_test.py FOLDER.
+"""The Debian package and the archive in fresh roots: package_test.py FOLDER.
 
 Each is installed where no file of this project was before, and then asked for its version, to inspect a model and to serve it.
 """
@@ -61,15 +61,18 @@ class Package(unittest.TestCase):
                     for path in (root.path / folder).rglob("*espalier*")]
             self.assertEqual(left, [])
 
-    def test_the_tarball(self):
-        with FreshRoot() as root:
-            root.run("apt-get", "update", "-qq")
-            root.run("apt-get", "install", "-y", "-qq", "--no-install-recommends", "libssl3", environment={"DEBIAN_FRONTEND": "noninteractive"})
-            subprocess.run(["tar", "-C", root.path / "opt", "-xzf", only("espalier-*.tar.gz")], check=True)
-            prefix = f"/opt/{only('espalier-*.tar.gz').name.removesuffix('.tar.gz')}"
-            self.use(root, f"{prefix}/bin/espalier")
-            for path in ("include/espalier/mla.h", "lib/systemd/system/espalier.service", "share/man/man1/espalier.1.gz"):
-                self.assertTrue((root.path / prefix[1:] / path).is_file(), path)
+    def test_the_archive_runs_on_glibc_alone(self):
+        archive = only("espalier-*.tar.xz")
+        prefix = f"/opt/{archive.name.removesuffix('.tar.xz')}"
+        for suite in ("bookworm", "trixie"):
+            with self.subTest(suite), FreshRoot(suite) as root:
+                subprocess.run(["tar", "-C", root.path / "opt", "-xJf", archive], check=True)
+                linked = subprocess.run(["objdump", "-p", root.path / prefix[1:] / "bin/espalier"], capture_output=True, text=True, check=True).stdout
+                needed = {line.split()[1] for line in linked.splitlines() if "NEEDED" in line}
+                self.assertLessEqual(needed, {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"})
+                self.use(root, f"{prefix}/bin/espalier")
+                for path in ("include/espalier/mla.h", "lib/systemd/system/espalier.service", "share/man/man1/espalier.1.gz", "copyright"):
+                    self.assertTrue((root.path / prefix[1:] / path).is_file(), path)
 
     def test_dependencies_are_named(self):
         control = subprocess.run(["dpkg-deb", "--field", only("espalier_*.deb"), "Depends"], capture_output=True, text=True,
