@@ -4,7 +4,7 @@
 // the seam adds (ops/terms.hpp).
 #pragma once
 
-#include <cstring>
+#include <algorithm>
 #include <vector>
 
 #include "ops/layer_program.hpp"
@@ -27,7 +27,7 @@ class TwoRanks final : public LayerProgram {
         const Matrix rows = Matrix::of(rows_.data(), kRanks * pairs, width);
         for (std::int32_t rank = 0; rank < kRanks; ++rank) {
             const std::vector<float> own = run_rank(context, rank, x, router, experts);
-            std::memcpy(rows.row<float>(rank * pairs), own.data(), own.size() * sizeof(float));
+            std::ranges::copy(own, rows.row<float>(rank * pairs));
         }
         Terms terms{.experts = {rows, router.rule.top_k, router.plan, owner_.data(), pairs}};
         terms.experts.plan.pair_of = pair_of_.data();
