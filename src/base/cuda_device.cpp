@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/cuda/device_facts.hpp"
+#include "base/cuda/portable/machine_code.hpp"
 #include "base/cuda_error.hpp"
 #include "base/cuda_memory.hpp"
 #include "base/cuda_staging.hpp"
@@ -205,6 +206,10 @@ class CudaDevice final : public Device {
 }  // namespace
 
 Expected<std::unique_ptr<Device>> make_cuda_device(const DeviceLimits& limits) {
+    bool portable_waits = false;
+    if (limits.portable_kernels) {
+        ESPALIER_ASSIGN_OR_RETURN(portable_waits, portable_kernels_wait());
+    }
     cudaStream_t stream = nullptr;
     if (const cudaError_t status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
         status != cudaSuccess) {
@@ -212,7 +217,9 @@ Expected<std::unique_ptr<Device>> make_cuda_device(const DeviceLimits& limits) {
         return fail(ErrorKind::not_found, "no GPU can be used: CUDA says {}",
                     cudaGetErrorString(status));
     }
-    return std::make_unique<CudaDevice>(stream, limited(facts_of(stream), limits));
+    DeviceFacts facts = limited(facts_of(stream), limits);
+    facts.portable_waits |= portable_waits;
+    return std::make_unique<CudaDevice>(stream, facts);
 }
 
 Expected<CudaMemory> cuda_memory() {

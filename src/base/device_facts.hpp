@@ -11,8 +11,9 @@
 namespace espalier {
 
 enum class GpuFamily : std::uint8_t {
-    none,    // no kernels for it
-    hopper,  // compute capability 9.0
+    none,      // no kernels for it
+    hopper,    // compute capability 9.0
+    portable,  // 8.0 and above
 };
 
 inline constexpr int kMostClusterBlocks = 8;  // on every device that has clusters
@@ -26,12 +27,19 @@ struct DeviceFacts {
     std::size_t processor_shared_bytes = 0;  // of a multiprocessor
     std::size_t block_shared_bytes = 0;      // of a block at most
     int processor_registers = 0;
+    bool portable_kernels = false;  // on a GPU that has a family of its own
+    // Portable kernels wait for the one in front of them themselves (kernel_order.cuh): they are
+    // machine code for 9.0 or above, not made from instructions for 8.0.
+    bool portable_waits = false;
     // [n]: clusters of n blocks that run at once where a block takes a whole multiprocessor.
     std::array<int, kMostClusterBlocks + 1> clusters{};
 
     GpuFamily family() const {
-        return major == 9 && minor == 0 ? GpuFamily::hopper : GpuFamily::none;
+        if (major == 9 && minor == 0 && !portable_kernels) return GpuFamily::hopper;
+        return major >= 8 ? GpuFamily::portable : GpuFamily::none;
     }
+    // A kernel may be set up while the one in front of it still runs.
+    bool starts_early() const { return family() == GpuFamily::hopper || portable_waits; }
     bool operator==(const DeviceFacts&) const = default;
 };
 
@@ -39,6 +47,7 @@ struct DeviceFacts {
 struct DeviceLimits {
     int multiprocessors = 0;
     std::size_t block_shared_bytes = 0;
+    bool portable_kernels = false;  // whatever family the device has
 };
 
 inline DeviceFacts limited(DeviceFacts facts, const DeviceLimits& limits) {
@@ -52,6 +61,10 @@ inline DeviceFacts limited(DeviceFacts facts, const DeviceLimits& limits) {
     if (limits.block_shared_bytes > 0 && limits.block_shared_bytes < facts.block_shared_bytes) {
         facts.block_shared_bytes = limits.block_shared_bytes;
         facts.processor_shared_bytes = limits.block_shared_bytes + kSystemBytes;
+    }
+    if (limits.portable_kernels) {
+        facts.portable_kernels = true;
+        facts.clusters = {};
     }
     return facts;
 }

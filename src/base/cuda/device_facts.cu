@@ -4,6 +4,7 @@
 
 #include "base/cuda/device_facts.hpp"
 #include "base/cuda/launch.hpp"
+#include "base/cuda/portable/machine_code.hpp"
 #include "base/cuda_error.hpp"
 
 namespace espalier {
@@ -71,7 +72,11 @@ Expected<DeviceFacts> facts_of_gpu(int ordinal) {
     facts.block_shared_bytes = static_cast<std::size_t>(block_bytes);
     ESPALIER_ASSIGN_OR_RETURN(facts.processor_registers,
                               attribute(cudaDevAttrMaxRegistersPerMultiprocessor, ordinal));
-    if (facts.family() != GpuFamily::hopper) return facts;
+    if (facts.family() == GpuFamily::none) return facts;
+    if (facts.family() == GpuFamily::portable) {
+        facts.portable_waits = portable_kernels_wait().value_or(false);
+        return facts;
+    }
     facts.clusters[1] = facts.multiprocessors;
     for (int blocks = 2; blocks <= kMostClusterBlocks; ++blocks) {
         ESPALIER_ASSIGN_OR_RETURN(facts.clusters[static_cast<std::size_t>(blocks)],

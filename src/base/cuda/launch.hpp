@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches of kernels on the current device. A kernel may be set up while the one in front of it in
-// the stream still runs (programmatic dependent launch, about 1 µs less per kernel); it waits for
-// that one itself (kernel_order.cuh). Errors of a kernel itself show at the device's next checked
-// call, as everywhere in CUDA.
+// the stream still runs (programmatic dependent launch, about 1 µs less per kernel), where the
+// stream's device lets it; it waits for that one itself (kernel_order.cuh). Errors of a kernel
+// itself show at the device's next checked call, as everywhere in CUDA.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "base/check.hpp"
+#include "base/cuda/device_facts.hpp"
 #include "base/cuda_error.hpp"
 #include "base/device.hpp"
 
@@ -51,8 +52,10 @@ cudaError_t try_launch(void (*kernel)(Parameters...), const LaunchShape& shape, 
     if (const cudaError_t status = set_limit(kernel, shape); status != cudaSuccess) return status;
     cudaLaunchAttribute attributes[3]{};
     unsigned count = 0;
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (facts_of(stream).starts_early()) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
     if (shape.cluster > 1) {
         attributes[count].id = cudaLaunchAttributeClusterDimension;
         attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};

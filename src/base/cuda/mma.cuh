@@ -80,22 +80,40 @@ __device__ __forceinline__ float log2_fast(float x) {
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
+// Two e4m3, the upper byte of each half, to two fp16 where no instruction does it: a code's bits,
+// moved to where fp16 has sign, exponent and mantissa, stand for 2^-8 of its number.
+__device__ __forceinline__ std::uint32_t widen_e4m3_bits(std::uint32_t codes) {
+    const std::uint32_t bits = (codes & 0x80008000u) | ((codes & 0x7f007f00u) >> 1);
+    std::uint32_t result;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(bits), "r"(0x5c005c00u));
+    const std::uint32_t nan = ((bits & 0x3f803f80u) + 0x00800080u) >> 14 & 0x00010001u;
+    return result | nan * 0x7fffu;
+}
 // Two e4m3 in the low half of `pair` to two fp16: exact.
 __device__ __forceinline__ std::uint32_t widen_e4m3(std::uint32_t pair) {
+#if __CUDA_ARCH__ >= 890
     std::uint32_t result;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(static_cast<std::uint16_t>(pair)));
     return result;
+#else
+    return widen_e4m3_bits(__byte_perm(pair, 0, 0x1404));
+#endif
 }
 // Four e4m3 to twice two fp16, the low ones first. (Written as one, so that the upper half needs no
 // shift.)
 __device__ __forceinline__ void widen_four(std::uint32_t codes, std::uint32_t& low,
                                            std::uint32_t& high) {
+#if __CUDA_ARCH__ >= 890
     asm("{ .reg .b16 l, h;\n"
         "mov.b32 {l, h}, %2;\n"
         "cvt.rn.f16x2.e4m3x2 %0, l;\n"
         "cvt.rn.f16x2.e4m3x2 %1, h; }\n"
         : "=r"(low), "=r"(high)
         : "r"(codes));
+#else
+    low = widen_e4m3_bits(__byte_perm(codes, 0, 0x1404));
+    high = widen_e4m3_bits(__byte_perm(codes, 0, 0x3424));
+#endif
 }
 
 }  // namespace ptx

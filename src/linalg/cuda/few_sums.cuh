@@ -5,7 +5,7 @@
 
 #include <cuda_bf16.h>
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "linalg/cuda/few_items.cuh"
 
 namespace espalier::linalg::cuda {

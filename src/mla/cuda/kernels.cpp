@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's implementation of the contract: checks the words of a call and hands it to its kernel. The
-// kernels are for Hopper (compute capability 9.0) and are refused elsewhere when they are made.
+// CUDA's implementation of the contract: checks the words of a call and hands it to its kernel, of
+// the device's family. GPUs other than Hopper (compute capability 9.0) are refused when the kernels
+// are made; there, the portable family runs where a device's limits say so.
 #include <algorithm>
 
 #include "mla/checks.hpp"
@@ -120,7 +121,7 @@ Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawK
 
 Expected<std::unique_ptr<Kernels>> make_cuda_kernels(const Device& device) {
     const DeviceFacts& facts = device.facts();
-    if (device.kind() != DeviceKind::cuda || facts.family() != GpuFamily::hopper)
+    if (device.kind() != DeviceKind::cuda || facts.major != 9 || facts.minor != 0)
         return fail(ErrorKind::unsupported,
                     "{} device {} has compute capability {}.{}, the CUDA kernels are for 9.0 "
                     "(Hopper)",

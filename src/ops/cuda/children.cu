@@ -6,7 +6,7 @@
 // the least score of these is one that at least `width` tokens reach. The second sums up the
 // weights and lists all tokens that reach it: about width · ln(width). A token's place is how many
 // of the list stand before it. A list that is too long says a better score, and is made again.
-#include "base/cuda/hopper/cluster.cuh"
+#include "base/cuda/cluster.cuh"
 #include "base/cuda/kernel_order.cuh"
 #include "base/cuda/launch.hpp"
 #include "ops/cuda/kernels.hpp"
@@ -217,7 +217,7 @@ void draft_children(Stream stream, const Matrix& logits, const SamplingBatch& ba
                     float* spare) {
     for (std::int64_t first = 0; first < logits.rows; first += kNodesAtOnce) {
         const std::int64_t nodes = std::min(kNodesAtOnce, logits.rows - first);
-        const unsigned blocks = node_blocks(nodes, logits.cols);
+        const unsigned blocks = node_blocks(stream, nodes, logits.cols);
         launch("draft_children", children_kernel,
                {.grid = static_cast<unsigned>(nodes) * blocks,
                 .threads = kNodeThreads,

@@ -6,7 +6,8 @@
 
 #include <cstdint>
 
-#include "base/cuda/hopper/cluster.cuh"
+#include "base/cuda/cluster.cuh"
+#include "base/cuda/device_facts.hpp"
 #include "ops/cuda/block.cuh"
 #include "ops/draft_children.hpp"
 #include "ops/draw.hpp"
@@ -75,9 +76,10 @@ __device__ inline void update_counts(const SamplingBatch& batch, const Node& nod
 }
 
 // Blocks for a node: as many as have 4,096 logits each, while all nodes' have a multiprocessor to
-// themselves.
-inline unsigned node_blocks(std::int64_t nodes, std::int64_t vocabulary) {
+// themselves; one where the stream's device has no clusters.
+inline unsigned node_blocks(Stream stream, std::int64_t nodes, std::int64_t vocabulary) {
     unsigned blocks = 1;
+    if (facts_of(stream).clusters[kMostNodeBlocks] == 0) return blocks;
     while (blocks < kMostNodeBlocks && 2 * blocks * nodes <= 128 && vocabulary > 4096 * blocks)
         blocks *= 2;
     return blocks;

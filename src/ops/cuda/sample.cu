@@ -3,7 +3,7 @@
 // blocks for few nodes of a large vocabulary. Passes over the row: largest logit and health ·
 // adjustments, if any · filters (prefix.cuh), by the first block · weights of raw · noise ·
 // alternatives, if asked for, by the first block.
-#include "base/cuda/hopper/cluster.cuh"
+#include "base/cuda/cluster.cuh"
 #include "base/cuda/kernel_order.cuh"
 #include "base/cuda/launch.hpp"
 #include "ops/cuda/kernels.hpp"
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kNodeThreads)
 void sample_nodes(Stream stream, const Matrix& logits, const SamplingBatch& batch, float* spare) {
     for (std::int64_t first = 0; first < logits.rows; first += kNodesAtOnce) {
         const std::int64_t nodes = std::min(kNodesAtOnce, logits.rows - first);
-        const unsigned blocks = node_blocks(nodes, logits.cols);
+        const unsigned blocks = node_blocks(stream, nodes, logits.cols);
         launch("sample_nodes", sample_kernel,
                {.grid = static_cast<unsigned>(nodes) * blocks,
                 .threads = kNodeThreads,

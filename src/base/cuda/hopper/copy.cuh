@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 
 namespace espalier {
 inline namespace ptx {

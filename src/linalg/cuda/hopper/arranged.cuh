@@ -9,7 +9,7 @@
 // the segments before. Sums and bits are those of many_tokens.cuh.
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "linalg/cuda/hopper/arranged_stages.cuh"
 

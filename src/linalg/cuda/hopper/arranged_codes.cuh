@@ -8,7 +8,7 @@
 // many_tokens.cuh.
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "linalg/cuda/codes.cuh"

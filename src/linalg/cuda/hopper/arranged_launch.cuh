@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "base/cuda/kernel_order.cuh"
 #include "linalg/cuda/hopper/arranged.cuh"

@@ -3,7 +3,7 @@
 // and the warp that brings weights and x by bulk copies, as they are.
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "base/cuda/memory.cuh"
 #include "linalg/cuda/hopper/arranged_params.hpp"

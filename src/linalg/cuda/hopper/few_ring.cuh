@@ -3,7 +3,7 @@
 // as the warp has used one up, so there is neither a producer nor a barrier of the block between.
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "linalg/cuda/few_items.cuh"
 

@@ -2,7 +2,7 @@
 // The kernel for many tokens (many_tokens.cuh): the warpgroup that brings x and weights.
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "base/cuda/memory.cuh"
 #include "linalg/cuda/hopper/many_tiles.cuh"

@@ -4,7 +4,7 @@
 // of the block that has it; at the end each block adds up a part of them all, in ascending order.
 #pragma once
 
-#include "base/cuda/hopper/cluster.cuh"
+#include "base/cuda/cluster.cuh"
 #include "linalg/cuda/hopper/many_store.cuh"
 #include "linalg/cuda/hopper/many_tiles.cuh"
 

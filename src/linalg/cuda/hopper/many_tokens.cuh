@@ -15,8 +15,8 @@
 // takes two sums per output, three over codes, where the segments' total waits in shared memory.
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
-#include "base/cuda/hopper/cluster.cuh"
+#include "base/cuda/barrier.cuh"
+#include "base/cuda/cluster.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "base/cuda/kernel_order.cuh"

@@ -4,7 +4,7 @@
 // thread has four neighbouring columns, asks for all that is added to them at once, and keeps them.
 // There is little code on purpose: in a step's graph a kernel's instructions are not in the nearest
 // caches, and the form that keeps 28 columns a thread has 97 KB of them for 260 KB of numbers.
-#include "base/cuda/hopper/cluster.cuh"
+#include "base/cuda/cluster.cuh"
 #include "base/cuda/kernel_order.cuh"
 #include "base/cuda/launch.hpp"
 #include "ops/cuda/block.cuh"
@@ -142,6 +142,7 @@ bool in_fours(const Matrix& matrix) {
 
 bool spread_norm(const char* what, Stream stream, const Addends& add, const Matrix& x,
                  const RowNorm& norm) {
+    if (facts_of(stream).clusters[kBlocks] == 0) return false;
     for (const Matrix* matrix :
          {&x, &add.partial, &add.expert_out, &add.shared, &norm.out, &norm.exact})
         if (!in_fours(*matrix)) return false;

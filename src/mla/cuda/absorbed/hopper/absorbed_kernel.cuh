@@ -16,7 +16,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "base/cuda/memory.cuh"
 #include "mla/cuda/absorbed/schedule.cuh"

@@ -3,7 +3,7 @@
 // their own (they compile side by side).
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "base/cuda/kernel_order.cuh"

@@ -3,7 +3,7 @@
 // queries (over FP8 caches those that score bring the queries).
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "base/cuda/kernel_order.cuh"
 #include "base/cuda/memory.cuh"

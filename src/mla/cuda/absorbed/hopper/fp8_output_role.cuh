@@ -7,7 +7,7 @@
 // of four products) and packed rows 8n + 2p, 8n + 2p + 1 (lane = 4g + p).
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "base/cuda/memory.cuh"
 #include "base/cuda/mma.cuh"

@@ -15,7 +15,7 @@
 // small whatever the scales, and the sum of P is the sum of weight / σ.
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "base/cuda/memory.cuh"

@@ -4,7 +4,7 @@
 // begin at slot 1, so that a tile's rows end in the next page. One warp.
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "base/cuda/memory.cuh"
 #include "mla/cuda/absorbed/hopper/absorbed_kernel.cuh"

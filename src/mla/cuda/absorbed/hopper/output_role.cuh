@@ -4,7 +4,7 @@
 // warp's sixteen, or row g of eight where they are spread, and columns 8j + 2c, 8j + 2c + 1.
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "base/cuda/memory.cuh"

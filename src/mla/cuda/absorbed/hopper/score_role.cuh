@@ -5,7 +5,7 @@
 // eight to a warp, row g of each thread; its other half computes unread numbers.
 #pragma once
 
-#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/barrier.cuh"
 #include "base/cuda/hopper/copy.cuh"
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "base/cuda/memory.cuh"

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers in shared memory that count arrivals and bytes, by address or as an object.
+// Barriers in shared memory that count arrivals and, on compute capability 9.0 and above, bytes; by
+// address or as an object.
 #pragma once
 
 #include <cstdint>
 
 #include "base/cuda/memory.cuh"
+
+#if __CUDA_ARCH__ >= 900
+#define ESPALIER_BARRIER_WAIT "mbarrier.try_wait.parity.shared::cta.b64"
+#else
+#define ESPALIER_BARRIER_WAIT "mbarrier.test_wait.parity.shared::cta.b64"
+#endif
 
 namespace espalier {
 inline namespace ptx {
@@ -18,7 +25,9 @@ __device__ __forceinline__ void init_barrier(Barrier* barrier, int arrivals) {
     init_barrier(shared_address(barrier), arrivals);
 }
 __device__ __forceinline__ void fence_barrier_init() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 __device__ __forceinline__ void arrive(std::uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -53,13 +62,12 @@ __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, std::uint32_
 // measured with.
 __device__ __forceinline__ bool phase_done(Barrier* barrier, std::uint32_t parity) {
     std::uint32_t done;
-    asm volatile(
-        "{ .reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p; }\n"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
+    asm volatile("{ .reg .pred p;\n" ESPALIER_BARRIER_WAIT
+                 " p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p; }\n"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
     return done != 0;
 }
 __device__ __forceinline__ void wait(Barrier* barrier, std::uint32_t parity) {
@@ -69,7 +77,8 @@ __device__ __forceinline__ void wait(Barrier* barrier, std::uint32_t parity) {
 __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity) {
     asm volatile(
         "{ .reg .pred p;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+        "again: " ESPALIER_BARRIER_WAIT
+        " p, [%0], %1;\n"
         "@p bra done;\n"
         "bra again;\n"
         "done: }\n" ::"r"(barrier),
@@ -81,6 +90,12 @@ __device__ __forceinline__ void hold_for_async_copies(Barrier* barrier) {
     asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(shared_address(barrier))
                  : "memory");
 }
+// One of the barrier's arrivals, when this thread's copies so far have arrived.
+__device__ __forceinline__ void arrive_behind_copies(std::uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+#undef ESPALIER_BARRIER_WAIT
 
 }  // namespace ptx
 }  // namespace espalier
