@@ -91,8 +91,8 @@ const DeviceFacts& facts_of(Stream stream) {
     if (const auto found = known.streams.find(stream); found != known.streams.end())
         return *found->second;
     int ordinal = 0;
-    const cudaError_t status = cudaStreamGetDevice(static_cast<cudaStream_t>(stream), &ordinal);
-    CHECK(status == cudaSuccess, "a stream without a GPU: {}", cudaGetErrorString(status));
+    const cudaError_t status = cudaGetDevice(&ordinal);
+    CHECK(status == cudaSuccess, "no current GPU: {}", cudaGetErrorString(status));
     if (const auto found = known.gpus.find(ordinal); found != known.gpus.end())
         return found->second;
     const Expected<DeviceFacts> facts = facts_of_gpu(ordinal);

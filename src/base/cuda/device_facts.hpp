@@ -10,7 +10,7 @@ namespace espalier {
 
 Expected<DeviceFacts> facts_of_gpu(int ordinal);
 // Those of the device whose stream it is, limits included; of a stream of the caller's own, those
-// of its GPU.
+// of the current GPU, where its launches go. (A stream that is captured does not tell its own.)
 const DeviceFacts& facts_of(Stream stream);
 
 // Entry that facts_of finds for a device's stream while the device lives.
