@@ -66,10 +66,11 @@ function(espalier_library folder)
     espalier_compile_options(${target})
 endfunction()
 
-# espalier_test(<name> SOURCES … DEPENDS <folder> … [LABEL quick|long|gpu])
-# Tests labelled gpu need a CUDA device: they are built everywhere nvcc is.
+# espalier_test(<name> SOURCES … DEPENDS <folder> … [LABEL quick|long|gpu] [FAMILIES])
+# Tests labelled gpu need a CUDA device: they are built everywhere nvcc is. FAMILIES: they run once more with the portable
+# kernels, on as much of the GPU as a small card has (support/gpu.hpp).
 function(espalier_test name)
-    cmake_parse_arguments(ARG "" "LABEL" "SOURCES;DEPENDS;LINK" ${ARGN})
+    cmake_parse_arguments(ARG "FAMILIES" "LABEL" "SOURCES;DEPENDS;LINK" ${ARGN})
     if(NOT ARG_LABEL)
         set(ARG_LABEL quick)
     endif()
@@ -87,6 +88,11 @@ function(espalier_test name)
         set(timeout 3600)
     endif()
     # What programs keep for their next start goes here and not to the user's cache; no test asks a hub of models.
+    set(environment "XDG_CACHE_HOME=${CMAKE_BINARY_DIR}/cache;HF_HUB_OFFLINE=1")
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 ${prefix}
-        PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${timeout} ENVIRONMENT "XDG_CACHE_HOME=${CMAKE_BINARY_DIR}/cache;HF_HUB_OFFLINE=1")
+        PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${timeout} ENVIRONMENT "${environment}")
+    if(ARG_FAMILIES)
+        gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_PREFIX portable/
+            PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${timeout} ENVIRONMENT "${environment};ESPALIER_TEST_GPU=small")
+    endif()
 endfunction()

@@ -123,8 +123,9 @@ std::unique_ptr<Device> make_oracle_device(Allocation allocation) {
     return make_host_device("oracle", mla::make_reference_kernels(), allocation);
 }
 
-Expected<std::unique_ptr<Device>> make_cuda_device(Allocation allocation) {
-    ESPALIER_ASSIGN_OR_RETURN(auto base, espalier::make_cuda_device());
+Expected<std::unique_ptr<Device>> make_cuda_device(Allocation allocation,
+                                                   const DeviceLimits& limits) {
+    ESPALIER_ASSIGN_OR_RETURN(auto base, espalier::make_cuda_device(limits));
     ESPALIER_ASSIGN_OR_RETURN(auto kernels, mla::make_cuda_kernels(*base));
     return std::make_unique<Device>("cuda", std::move(kernels), std::move(base), allocation);
 }

@@ -58,6 +58,7 @@ std::unique_ptr<Device> make_host_device(std::string name, std::unique_ptr<mla::
 std::unique_ptr<Device> make_cpu_device(CpuVariant variant, Allocation allocation);
 std::unique_ptr<Device> make_oracle_device(Allocation allocation);
 // An error where the build has no CUDA backend or the machine no such GPU.
-Expected<std::unique_ptr<Device>> make_cuda_device(Allocation allocation);
+Expected<std::unique_ptr<Device>> make_cuda_device(Allocation allocation,
+                                                   const DeviceLimits& limits = {});
 
 }  // namespace espalier::conformance

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "conformance/suite.hpp"
+#include "support/gpu.hpp"
 
 namespace espalier::conformance {
 namespace {
@@ -37,7 +38,7 @@ bool of_sparse_attention(std::string_view refusal) {
 }
 
 TEST_P(CudaConformance, Holds) {
-    const auto device = make_cuda_device(Allocation::guarded);
+    const auto device = make_cuda_device(Allocation::guarded, test_gpu_limits());
     ASSERT_TRUE(device) << device.error().message;
     const Check& check = *GetParam().check;
     const Support support = ask(**device, GetParam().format);
@@ -52,7 +53,7 @@ TEST_P(CudaConformance, Holds) {
 }
 
 TEST(CudaFormats, F32IsRefusedByName) {
-    const auto device = make_cuda_device(Allocation::guarded);
+    const auto device = make_cuda_device(Allocation::guarded, test_gpu_limits());
     ASSERT_TRUE(device) << device.error().message;
     const Support support = ask(**device, mla::KvFormat::f32);
     EXPECT_TRUE(support.queries.empty());

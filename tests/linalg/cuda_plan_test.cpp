@@ -30,6 +30,16 @@ DeviceFacts hopper(int multiprocessors = 132) {
     return facts;
 }
 
+// A card of another family with little shared memory: an RTX 3090.
+DeviceFacts small_card() {
+    return {.major = 8,
+            .minor = 6,
+            .multiprocessors = 82,
+            .processor_shared_bytes = 100 * 1024,
+            .block_shared_bytes = 99 * 1024,
+            .processor_registers = 65536};
+}
+
 enum class Kind { alone, heads, experts, gated, gated_experts, joint, single, leading };
 constexpr Kind kKinds[] = {Kind::alone,         Kind::heads, Kind::experts, Kind::gated,
                            Kind::gated_experts, Kind::joint, Kind::single,  Kind::leading};
@@ -119,6 +129,28 @@ TEST(FewPlan, BlocksFitWhatTheDeviceHas) {
                     << name_of(code) << ", " << text_of(plan.kernel) << ": n " << p.n << ", k "
                     << p.k << ", rows " << p.rows;
             });
+    }
+}
+
+// Many tokens on the portable family: tiles that it has kernels for, no clusters, and x is never
+// arranged.
+TEST(ManyPlan, PortableTilesAreThoseThatAreCompiled) {
+    const DeviceFacts facts = small_card();
+    std::byte memory{};
+    for (const WeightCode code : kCodes) {
+        std::set<int> reached;
+        for (const Kind kind : kKinds)
+            for (const int n : {512, 2048, 7168, 24576})
+                for (const int tokens : {1, 8, 16, 24, 32, 48, 64, 100, 128, 512, 2048, 8192}) {
+                    const Problem p = problem_of(code, kind, n, 2048, tokens);
+                    const ManyPlan plan = many_plan(p, facts);
+                    ASSERT_EQ(plan.split, 1);
+                    reached.insert(plan.tokens);
+                    ASSERT_FALSE(arranges(p, {&memory, arranged_bytes(p.rows, p.k)}, facts));
+                }
+        std::set<int> compiled = {0, 32, 64};
+        if (!in_blocks(code)) compiled.insert(128);
+        EXPECT_EQ(reached, compiled) << name_of(code);
     }
 }
 

@@ -21,6 +21,7 @@
 #include "model/sequence.hpp"
 #include "ops/cuda_backend.hpp"
 #include "ops/ops.hpp"
+#include "support/gpu.hpp"
 #include "support/temporary_directory.hpp"
 
 namespace espalier::model {
@@ -48,14 +49,14 @@ inline Machine cpu_machine(int threads, CpuVariant variant) {
             mla::make_cpu_kernels(variant)};
 }
 
-// Throws where there is no Hopper GPU.
+// Throws where there is no GPU.
 inline Machine gpu_machine() {
     const auto must = [](auto made) {
         if (!made) throw std::runtime_error(made.error().message);
         return std::move(*made);
     };
     Machine machine;
-    machine.device = must(make_cuda_device());
+    machine.device = must(make_cuda_device(test_gpu_limits()));
     machine.backend = must(ops::make_cuda_backend(*machine.device));
     machine.kernels = must(mla::make_cuda_kernels(*machine.device));
     return machine;

@@ -121,6 +121,18 @@ __device__ __forceinline__ void copy_16_async(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
                  : "memory");
 }
+// The same of bytes that are not read again soon. policy: evict_first().
+__device__ __forceinline__ void copy_passing_16_async(std::uint32_t to, const void* from,
+                                                      std::uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(from), "l"(policy)
+                 : "memory");
+}
+__device__ __forceinline__ std::uint64_t evict_first() {
+    std::uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
 __device__ __forceinline__ void copy_4_async(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
                  : "memory");

@@ -9,14 +9,25 @@
 
 namespace espalier::linalg::cuda {
 
+// Below compute capability 9.0 both are fused with a number that changes no bit.
 __device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t result;
+#if __CUDA_ARCH__ >= 900
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+#else
+    constexpr std::uint32_t kMinusZeros = 0x80008000u;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(kMinusZeros));
+#endif
     return result;
 }
 __device__ __forceinline__ std::uint32_t subtract_bf16x2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t result;
+#if __CUDA_ARCH__ >= 900
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+#else
+    constexpr std::uint32_t kMinusOnes = 0xbf80bf80u;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(b), "r"(kMinusOnes), "r"(a));
+#endif
     return result;
 }
 

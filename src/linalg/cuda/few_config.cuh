@@ -43,9 +43,10 @@ struct FewParams {
     int lead_segment = 0;  // a segment's chunks
 };
 
-template <WeightCode kCode_, int kTokenTiles_, int kRowTiles_, int kSegment_,
-          FewInput kInput = FewInput::vector>
+template <GpuFamily kFamily_, WeightCode kCode_, int kTokenTiles_, int kRowTiles_, int kSegment_,
+          FewInput kInput>
 struct FewConfig {
+    static constexpr GpuFamily kFamily = kFamily_;
     static constexpr WeightCode kCode = kCode_;
     static constexpr bool kGroups = in_groups(kCode);  // a chain of sums for each 32 inputs,
     static constexpr bool kBlocks = in_blocks(kCode);  // for each 128
@@ -73,5 +74,10 @@ struct FewConfig {
         return few_barrier_bytes(warps, ring);
     }
 };
+
+// A warp's ring of weights in shared memory, of its config's family: hopper/few_ring.cuh,
+// portable/few_ring.cuh.
+template <class C, GpuFamily kFamily = C::kFamily>
+class FewRing;
 
 }  // namespace espalier::linalg::cuda

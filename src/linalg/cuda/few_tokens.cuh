@@ -3,8 +3,8 @@
 //
 // A warp owns kRowTiles tiles of 16 outputs and one segment of k; the warps of a block have all
 // segments of the block's outputs (few_items.cuh) and add their sums through shared memory in
-// ascending order (few_sums.cuh). Weights come by bulk copies into a ring private to the warp
-// (few_ring.cuh), the first of them before the kernel waits for the one in front of it. x goes
+// ascending order (few_sums.cuh). Weights come into a ring private to the warp
+// (FewRing), the first of them before the kernel waits for the one in front of it. x goes
 // straight to registers, and stays there where a segment is short.
 //
 // An expert product may lead with a dense one (Problem::lead): its items come first in every block,
@@ -19,7 +19,6 @@
 #include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/few_items.cuh"
 #include "linalg/cuda/few_sums.cuh"
-#include "linalg/cuda/hopper/few_ring.cuh"
 
 namespace espalier::linalg::cuda {
 

@@ -13,8 +13,8 @@
 namespace espalier::linalg::cuda {
 
 template <class C>
-void launch_few(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
-                const DeviceFacts& facts) {
+void launch_kernel(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
+                   const DeviceFacts& facts) {
     FewParams params;
     params.problem = p;
     params.grant = grant;
@@ -49,15 +49,15 @@ void launch_few(Stream stream, const Problem& p, const LaunchGrant& grant, const
 }
 
 // The table's kernel that the plan has chosen.
-template <WeightCode kCode, std::size_t... kIndex>
+template <GpuFamily kFamily, WeightCode kCode, std::size_t... kIndex>
 void launch_listed(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
                    const DeviceFacts& facts, std::index_sequence<kIndex...>) {
     static constexpr FewKernels kKernels = few_kernels(kCode);
     const auto launch_if = [&]<std::size_t kOne>() {
         constexpr FewKernel kKernel = kKernels.list[kOne];
         if (plan.kernel != kKernel) return false;
-        launch_few<FewConfig<kCode, kKernel.token_tiles, kKernel.row_tiles, kKernel.segment,
-                             kKernel.input>>(stream, p, grant, plan, facts);
+        launch_kernel<FewConfig<kFamily, kCode, kKernel.token_tiles, kKernel.row_tiles,
+                                kKernel.segment, kKernel.input>>(stream, p, grant, plan, facts);
         return true;
     };
     const bool launched = (launch_if.template operator()<kIndex>() || ...);
@@ -65,11 +65,11 @@ void launch_listed(Stream stream, const Problem& p, const LaunchGrant& grant, co
           plan.kernel.token_tiles, plan.kernel.row_tiles, plan.kernel.segment);
 }
 
-template <WeightCode kCode>
+template <GpuFamily kFamily, WeightCode kCode>
 void launch_few(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
                 const DeviceFacts& facts) {
-    launch_listed<kCode>(stream, p, grant, plan, facts,
-                         std::make_index_sequence<few_kernels(kCode).count>{});
+    launch_listed<kFamily, kCode>(stream, p, grant, plan, facts,
+                                  std::make_index_sequence<few_kernels(kCode).count>{});
 }
 
 }  // namespace espalier::linalg::cuda

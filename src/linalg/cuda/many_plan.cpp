@@ -2,6 +2,7 @@
 #include "linalg/cuda/many_plan.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include "linalg/cuda/few_plan.hpp"
 #include "linalg/cuda/fragments.hpp"
@@ -40,6 +41,8 @@ struct ManyTile {
     double chunk = 0.0;  // of 128 inputs
 };
 constexpr ManyTile kManyTiles[] = {{32, 1, 0.8, 0.58}, {64, 1, 1.5, 0.88}, {128, 1, 2.5, 1.35}};
+// Portable ones, of a multiprocessor that has four, two or one of them at once.
+constexpr ManyTile kPortableTiles[] = {{32, 1, 1.0, 0.45}, {64, 1, 1.5, 0.9}, {128, 1, 2.5, 1.8}};
 constexpr ManyTile kSharedTile = {256, 2, 2.5, 1.15};
 constexpr std::int64_t kMostSplitRows = 64;  // with more, tiles are enough
 constexpr double kMerge = 3.0;               // of a cluster's sums
@@ -55,9 +58,16 @@ double many_microseconds(const Problem& p, const ManyTile& tile, const DeviceFac
     return 1.0 + std::max(work, 1.07 * read);
 }
 
+std::span<const ManyTile> tiles_for(const Problem& p, const DeviceFacts& facts) {
+    if (facts.family() != GpuFamily::portable) return kManyTiles;
+    // Codes in blocks have three sums of an output: more than registers hold of 128 tokens.
+    return std::span<const ManyTile>(kPortableTiles).first(in_blocks(p.code) ? 2 : 3);
+}
+
 // True if tiles of 256 tokens, which two blocks share, are faster than those of 128. Experts: where
 // most have two of these (v2 gate_up, 2,048 tokens: 492 µs, not 529; 8,192: 1,709, not 1,667).
 bool shares_tiles(const Problem& p, const DeviceFacts& facts) {
+    if (facts.clusters[2] == 0) return false;
     if (p.indptr != nullptr) return p.rows > 144 * p.groups && p.rows <= 256 * p.groups;
     return many_microseconds(p, kSharedTile, facts) < many_microseconds(p, kManyTiles[2], facts);
 }
@@ -98,7 +108,7 @@ ManyPlan many_plan(const Problem& p, const DeviceFacts& facts) {
     if (p.indptr == nullptr && p.groups > 1 && p.rows <= 8) return {};
     double best = few_microseconds(p, facts);
     ManyPlan plan;
-    for (const ManyTile& tile : kManyTiles) {
+    for (const ManyTile& tile : tiles_for(p, facts)) {
         if (const double time = many_microseconds(p, tile, facts); time < best) {
             best = time;
             plan = {tile.tokens, 1};

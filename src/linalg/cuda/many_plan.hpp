@@ -7,7 +7,7 @@
 
 namespace espalier::linalg::cuda {
 
-// Tiles of 32, 64 or 128 tokens, or of 256 that two blocks share.
+// Tiles of 32, 64 or 128 tokens or, on Hopper, of 256 that two blocks share.
 struct ManyPlan {
     int tokens = 0;  // of a tile; 0: the kernel for few tokens
     int split = 1;   // blocks of a cluster that share a tile's segments, of 32 or 64 tokens

@@ -2,7 +2,7 @@
 // Prints how near the CUDA products come to an H200's bounds: 4.45 TB/s of reads, 790 TFLOPS in
 // bf16. A line is one shape of DeepSeek-V2-Lite (bf16), V3 (FP8 blocks) or either in another
 // format, or Kimi-K2's experts: a chain of products over weights that no cache holds, recorded as
-// one graph, the best of five replays.
+// one graph, the best of five replays. ESPALIER_TEST_GPU as support/gpu.hpp says.
 //   bench_products [part of a shape's name] [tokens …]
 #include <fmt/format.h>
 
@@ -16,6 +16,7 @@
 
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/product.hpp"
+#include "support/gpu.hpp"
 
 namespace espalier::linalg::cuda {
 namespace {
@@ -83,7 +84,7 @@ T value_or_throw(Expected<T> made) {
 
 class Bench {
   public:
-    Bench() : gpu_(value_or_throw(make_cuda_device())) {
+    Bench() : gpu_(value_or_throw(make_cuda_device(test_gpu_limits()))) {
         weights_ = random_memory(kWeightBytes + (std::int64_t{5} << 30), 0x3c003c00u);
         scales_ = random_memory(64 << 20, 0x3f800000u);
         x_ = random_memory(std::int64_t{1} << 30, 0x3c003c00u);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights and activations of the CUDA products' tests: made on the host as for the CPU's tests,
-// copied to the GPU and back. The tests need a Hopper GPU; without one they fail and say so.
+// copied to the GPU and back. The tests need a GPU; without one they fail and say so.
 #pragma once
 
 #include <memory>
@@ -11,6 +11,7 @@
 #include "linalg/cuda/product.hpp"
 #include "linalg/grouped_weights.hpp"
 #include "linalg/random_weights.hpp"
+#include "support/gpu.hpp"
 
 namespace espalier::linalg {
 
@@ -19,7 +20,7 @@ inline void expect_done(const Expected<void>& done) {
 }
 
 inline std::unique_ptr<Device> gpu_or_throw() {
-    auto made = make_cuda_device();
+    auto made = make_cuda_device(test_gpu_limits());
     if (!made) throw std::runtime_error(made.error().message);
     return std::move(*made);
 }

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "mla/simple.hpp"
+#include "support/gpu.hpp"
 
 namespace espalier::mla::simple {
 
@@ -72,7 +73,7 @@ class CudaTest : public testing::Test {
 
   private:
     static std::unique_ptr<Device> device_or_throw() {
-        auto made = make_cuda_device();
+        auto made = make_cuda_device(test_gpu_limits());
         if (!made) throw std::runtime_error(made.error().message);
         return std::move(*made);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GPU with the CUDA backend, and copies of host data in its memory. The tests need a Hopper GPU;
+// A GPU with the CUDA backend, and copies of host data in its memory. The tests need a GPU;
 // without one they fail and say so.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/cuda_backend.hpp"
+#include "support/gpu.hpp"
 
 namespace espalier::ops {
 
@@ -20,7 +21,7 @@ T must(Expected<T> made) {
 }
 
 struct Gpu {
-    std::unique_ptr<Device> device = must(make_cuda_device());
+    std::unique_ptr<Device> device = must(make_cuda_device(test_gpu_limits()));
     std::unique_ptr<Backend> backend = must(make_cuda_backend(*device));
     Arena arena{must(device->allocate(backend->scratch_bytes(0, 512, 200000, 1)))};
     OpContext context{*device, arena};

@@ -68,6 +68,7 @@ ArrangedPlan arranged_plan(const Problem& p, const DeviceFacts& facts) {
 }
 
 bool arranges(const Problem& p, const Scratch& scratch, const DeviceFacts& facts) {
+    if (facts.family() != GpuFamily::hopper) return false;
     if (!in_fragments(p.code) || !p.vector_x) return false;
     if (p.indptr == nullptr && p.groups > 1) return false;
     if (p.query.cos_sin != nullptr && !stores_fours(p.query)) return false;

@@ -12,7 +12,7 @@
 #include "base/cuda/named_barrier.cuh"
 #include "linalg/cuda/gates.cuh"
 #include "linalg/cuda/hopper/arranged_params.hpp"
-#include "linalg/cuda/hopper/many_store.cuh"
+#include "linalg/cuda/many_store.cuh"
 #include "linalg/cuda/work.cuh"
 
 namespace espalier::linalg::cuda {

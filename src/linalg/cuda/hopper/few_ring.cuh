@@ -10,7 +10,7 @@
 namespace espalier::linalg::cuda {
 
 template <class C>
-class FewRing {
+class FewRing<C, GpuFamily::hopper> {
   public:
     // At these addresses in shared memory.
     __device__ FewRing(const FewParams& params, std::uint32_t barriers, std::uint32_t units,

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "base/cuda/cluster.cuh"
-#include "linalg/cuda/hopper/many_store.cuh"
 #include "linalg/cuda/hopper/many_tiles.cuh"
+#include "linalg/cuda/many_store.cuh"
 
 namespace espalier::linalg::cuda {
 

@@ -25,8 +25,8 @@
 #include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/hopper/many_producer.cuh"
 #include "linalg/cuda/hopper/many_split.cuh"
-#include "linalg/cuda/hopper/many_store.cuh"
 #include "linalg/cuda/hopper/many_tiles.cuh"
+#include "linalg/cuda/many_store.cuh"
 #include "linalg/cuda/work.cuh"
 
 namespace espalier::linalg::cuda {

@@ -3,9 +3,8 @@
 
 namespace espalier::linalg::cuda {
 
-void many_tokens_bf16(Stream stream, const Problem& p, const LaunchGrant& grant,
-                      const ManyPlan& plan, const DeviceFacts& facts) {
-    launch_many<WeightCode::bf16>(stream, p, grant, plan, facts);
-}
+template void launch_many<GpuFamily::hopper, WeightCode::bf16>(Stream, const Problem&,
+                                                               const LaunchGrant&, const ManyPlan&,
+                                                               const DeviceFacts&);
 
 }  // namespace espalier::linalg::cuda

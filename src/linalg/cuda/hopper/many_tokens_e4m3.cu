@@ -3,9 +3,8 @@
 
 namespace espalier::linalg::cuda {
 
-void many_tokens_e4m3(Stream stream, const Problem& p, const LaunchGrant& grant,
-                      const ManyPlan& plan, const DeviceFacts& facts) {
-    launch_many<WeightCode::e4m3>(stream, p, grant, plan, facts);
-}
+template void launch_many<GpuFamily::hopper, WeightCode::e4m3>(Stream, const Problem&,
+                                                               const LaunchGrant&, const ManyPlan&,
+                                                               const DeviceFacts&);
 
 }  // namespace espalier::linalg::cuda

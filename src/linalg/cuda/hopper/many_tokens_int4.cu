@@ -3,9 +3,8 @@
 
 namespace espalier::linalg::cuda {
 
-void many_tokens_int4(Stream stream, const Problem& p, const LaunchGrant& grant,
-                      const ManyPlan& plan, const DeviceFacts& facts) {
-    launch_many<WeightCode::int4>(stream, p, grant, plan, facts);
-}
+template void launch_many<GpuFamily::hopper, WeightCode::int4>(Stream, const Problem&,
+                                                               const LaunchGrant&, const ManyPlan&,
+                                                               const DeviceFacts&);
 
 }  // namespace espalier::linalg::cuda

@@ -4,13 +4,13 @@
 
 #include "base/cuda/launch.hpp"
 #include "linalg/cuda/hopper/many_tokens.cuh"
-#include "linalg/cuda/hopper/many_tokens.hpp"
+#include "linalg/cuda/many_tokens.hpp"
 
 namespace espalier::linalg::cuda {
 
 template <class C>
-void launch_many(Stream stream, const Problem& p, const LaunchGrant& grant,
-                 const DeviceFacts& facts, int split = 1) {
+void launch_tiles(Stream stream, const Problem& p, const LaunchGrant& grant,
+                  const DeviceFacts& facts, int split = 1) {
     ManyParams params;
     params.problem = p;
     params.grant = grant;
@@ -43,22 +43,23 @@ void launch_many(Stream stream, const Problem& p, const LaunchGrant& grant,
            stream, params);
 }
 
-template <WeightCode kCode>
+template <GpuFamily kFamily, WeightCode kCode>
 void launch_many(Stream stream, const Problem& p, const LaunchGrant& grant, const ManyPlan& plan,
                  const DeviceFacts& facts) {
+    static_assert(kFamily == GpuFamily::hopper);
     if (plan.split > 1 && plan.tokens == 32)
-        return launch_many<ManyConfig<kCode, 32, 1, true>>(stream, p, grant, facts, plan.split);
+        return launch_tiles<ManyConfig<kCode, 32, 1, true>>(stream, p, grant, facts, plan.split);
     if (plan.split > 1 && plan.tokens == 64)
-        return launch_many<ManyConfig<kCode, 64, 1, true>>(stream, p, grant, facts, plan.split);
+        return launch_tiles<ManyConfig<kCode, 64, 1, true>>(stream, p, grant, facts, plan.split);
     switch (plan.tokens) {
         case 32:
-            return launch_many<ManyConfig<kCode, 32, 1>>(stream, p, grant, facts);
+            return launch_tiles<ManyConfig<kCode, 32, 1>>(stream, p, grant, facts);
         case 64:
-            return launch_many<ManyConfig<kCode, 64, 1>>(stream, p, grant, facts);
+            return launch_tiles<ManyConfig<kCode, 64, 1>>(stream, p, grant, facts);
         case 128:
-            return launch_many<ManyConfig<kCode, 128, 1>>(stream, p, grant, facts);
+            return launch_tiles<ManyConfig<kCode, 128, 1>>(stream, p, grant, facts);
         case 256:
-            return launch_many<ManyConfig<kCode, 128, 2>>(stream, p, grant, facts);
+            return launch_tiles<ManyConfig<kCode, 128, 2>>(stream, p, grant, facts);
         default:
             CHECK(false, "no kernel for tiles of {} tokens", plan.tokens);
     }

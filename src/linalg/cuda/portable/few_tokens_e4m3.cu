@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "linalg/cuda/few_tokens_launch.cuh"
+#include "linalg/cuda/portable/few_ring.cuh"
+
+namespace espalier::linalg::cuda {
+
+template void launch_few<GpuFamily::portable, WeightCode::e4m3>(Stream, const Problem&,
+                                                                const LaunchGrant&, const FewPlan&,
+                                                                const DeviceFacts&);
+
+}  // namespace espalier::linalg::cuda

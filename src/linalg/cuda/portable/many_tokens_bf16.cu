@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "linalg/cuda/portable/many_tokens_launch.cuh"
+
+namespace espalier::linalg::cuda {
+
+template void launch_many<GpuFamily::portable, WeightCode::bf16>(Stream, const Problem&,
+                                                                 const LaunchGrant&,
+                                                                 const ManyPlan&,
+                                                                 const DeviceFacts&);
+
+}  // namespace espalier::linalg::cuda
