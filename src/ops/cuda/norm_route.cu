@@ -212,8 +212,7 @@ bool norm_route(Stream stream, const Matrix& partial, const Matrix& residual, co
         .route = {router.logits, router.bias, router.rule, router.row_of, router.plan},
         .block_experts = (router.rule.experts + kMostBlocks - 1) / kMostBlocks,
         .arrived = arrived};
-    constexpr std::size_t kMostSharedBytes = 224 * 1024;
-    if (shared_bytes(call) > kMostSharedBytes) return false;
+    if (shared_bytes(call) > most_shared_bytes(stream)) return false;
     if (tokens == 1)
         launch_norm_route<1>(stream, call);
     else

@@ -123,8 +123,7 @@ bool router_route(Stream stream, const Matrix& x, const RouterCall& router,
                                 .threads = kThreads,
                                 .shared_bytes = shared_bytes(call, kThreads),
                                 .limit = SharedLimit::whole};
-        constexpr std::size_t kMostSharedBytes = 224 * 1024;
-        fits = shape.shared_bytes <= kMostSharedBytes;
+        fits = shape.shared_bytes <= most_shared_bytes(stream);
         if (!fits) return;
         launch("router_route", router_route_kernel<per.value>, shape, stream, call);
     });

@@ -2,8 +2,10 @@
 // What the kernels that multiply with a router and route in their last block share.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
+#include "base/cuda/device_facts.hpp"
 #include "base/matrix.hpp"
 
 namespace espalier::ops::cuda {
@@ -32,6 +34,12 @@ __device__ inline unsigned arrive(std::uint32_t* arrived, unsigned last) {
                  : "l"(arrived), "r"(last)
                  : "memory");
     return before;
+}
+
+// Shared memory that a block can ask for beside what these kernels declare.
+inline std::size_t most_shared_bytes(Stream stream) {
+    constexpr std::size_t kDeclared = 3 * 1024;
+    return facts_of(stream).block_shared_bytes - kDeclared;
 }
 
 // Rows that can be read 16 bytes at a time.
