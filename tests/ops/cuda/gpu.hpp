@@ -21,7 +21,8 @@ T must(Expected<T> made) {
 }
 
 struct Gpu {
-    std::unique_ptr<Device> device = must(make_cuda_device(test_gpu_limits()));
+    DeviceLimits limits = test_gpu_limits();
+    std::unique_ptr<Device> device = must(make_cuda_device(limits));
     std::unique_ptr<Backend> backend = must(make_cuda_backend(*device));
     Arena arena{must(device->allocate(backend->scratch_bytes(0, 512, 200000, 1)))};
     OpContext context{*device, arena};

@@ -99,6 +99,24 @@ TEST_F(GpuRows, NormsAreTheirFormulaAndStandAlone) {
     }
 }
 
+// Blocks in clusters, where the device has them, add as one block does.
+TEST_F(GpuRows, NormsOfThePortableFamilyAreTheSame) {
+    Gpu portable{.limits = {.portable_kernels = true}};
+    for (const std::int64_t rows : {1, 40, 65})
+        for (const std::int64_t dim : {256, 2048, 7168}) {
+            const std::vector<float> x = values(3, 0, rows, dim), weight = values(4, 0, 1, dim);
+            const auto normed = [&](Gpu& on) {
+                OnGpu<float> in(on, x), w(on, weight), exact(on, x);
+                OnGpu<Bf16> out(on, std::vector<Bf16>(x.size()));
+                on.backend->rms_norm(on.context, in.matrix(rows, dim), w.data(), 1e-6f,
+                                     out.matrix(rows, dim), exact.matrix(rows, dim));
+                return exact.values();
+            };
+            const std::vector<float> one = normed(gpu), other = normed(portable);
+            EXPECT_TRUE(same_bits(one.data(), other.data(), rows * dim)) << rows << " × " << dim;
+        }
+}
+
 TEST_F(GpuRows, RopeRotatesByThePositionsAngle) {
     RopeRule rule;
     for (std::size_t i = 0; i < 32; ++i)
