@@ -132,6 +132,21 @@ TEST(FewPlan, BlocksFitWhatTheDeviceHas) {
     }
 }
 
+// V2-Lite's shapes, whose dense product leads.
+TEST(FewPlan, LeadingProductsFitASmallCard) {
+    for (const WeightCode code : kCodes)
+        for (const auto& [n, k] : {std::pair{2816, 2048}, {2048, 1408}}) {
+            const Problem p = problem_of(code, Kind::leading, n, k, 8);
+            const FewPlan small = few_plan(p, small_card()), large = few_plan(p, hopper());
+            EXPECT_TRUE(fits(p, small, small_card())) << text_of(small.kernel) << ": k " << k;
+            EXPECT_TRUE(fits(p, large, hopper())) << text_of(large.kernel) << ": k " << k;
+            if (code == WeightCode::bf16 && k == 1408) {
+                EXPECT_EQ(small.kernel.row_tiles, 1);
+                EXPECT_EQ(large.kernel.row_tiles, 2);
+            }
+        }
+}
+
 // Many tokens on the portable family: tiles that it has kernels for, no clusters, and x is never
 // arranged.
 TEST(ManyPlan, PortableTilesAreThoseThatAreCompiled) {

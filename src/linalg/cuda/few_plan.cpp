@@ -83,19 +83,27 @@ FewKernel keeping_x(WeightCode code, FewKernel kernel, int chunks) {
     return few_kernels(code).has(keeps) ? keeps : kernel;
 }
 
-FewPlan leading_plan(const Problem& p, const DeviceFacts& facts) {
+// In tiles of at most that many times 16 outputs.
+FewPlan leading_within(const Problem& p, const DeviceFacts& facts, int most_rows) {
     const Segments segments = segments_of(p.n, p.k);
     FewPlan plan;
     plan.row_warps = row_warps_of(segments);
     const bool codes = p.code != WeightCode::bf16;
-    plan.kernel = {.input = FewInput::leading,
-                   .row_tiles = facts_of(p.code).bits == 4      ? 4
-                                : codes || segments.chunks == 1 ? 2
-                                                                : 1};
+    const int row_tiles = facts_of(p.code).bits == 4 ? 4 : codes || segments.chunks == 1 ? 2 : 1;
+    plan.kernel = {.input = FewInput::leading, .row_tiles = std::min(row_tiles, most_rows)};
     if (segments.chunks == segments_of(p.lead.n, p.lead.k).chunks)
         plan.kernel = keeping_x(p.code, plan.kernel, equal_chunks(segments, p.k));
     plan.ring = ring_of(p, plan, facts, segments.count * plan.row_warps);
     return plan;
+}
+
+// On a device with less shared memory bf16 takes narrower tiles (v2 down: 11 warps with two row
+// tiles each are 101 KB). Where nothing fits the plan is of no use, and the launch not made.
+FewPlan leading_plan(const Problem& p, const DeviceFacts& facts) {
+    const FewPlan plan = leading_within(p, facts, 4);
+    if (fits(p, plan, facts)) return plan;
+    const FewPlan narrow = leading_within(p, facts, 1);
+    return few_kernels(p.code).has(narrow.kernel) ? narrow : plan;
 }
 
 // In tiles of at most that many times 8 tokens and 16 outputs.
