@@ -1,8 +1,8 @@
 # Enables CUDA. Kernels of the Hopper family are compiled for 9.0 alone (90a-real keeps nvcc from a compute_90 pass, which
 # rejects wgmma), those of the portable family for everything else: machine code for 8.0 runs on 8.6 and 8.9, too, and the
-# driver compiles the instructions for 8.0 where there is none. With 90-real among them the portable kernels can be forced
-# on Hopper without that. What both families use is compiled for all.
-set(ESPALIER_CUDA_PORTABLE_ARCHITECTURES 80 120-real CACHE STRING "CUDA architectures of the portable kernels")
+# driver compiles the instructions for 8.0 where there is none (120-real has machine code for Blackwell, 90-real lets Hopper
+# run the portable kernels without that). What both families use is compiled for all.
+set(ESPALIER_CUDA_PORTABLE_ARCHITECTURES 80 CACHE STRING "CUDA architectures of the portable kernels")
 set(espalier_hopper_architectures 90a-real)
 set(espalier_shared_architectures ${ESPALIER_CUDA_PORTABLE_ARCHITECTURES})
 list(FILTER espalier_shared_architectures EXCLUDE REGEX "^90")
