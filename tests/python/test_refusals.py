@@ -207,7 +207,7 @@ class OfCalls(Base):
         self.refused("capacities: 2 rows", self.absorbed(rows=self.other_rows(max_kv_len=-1)))
         self.refused("context-parallel rank 2 of 2", self.absorbed(rows=self.other_rows(dcp_world=2, dcp_rank=2)))
         self.refused("context parallel over 2 ranks needs global_kv_len", self.absorbed(rows=self.other_rows(dcp_world=2)))
-        self.refused("first_slot 2", self.absorbed(rows=self.other_rows(first_slot=2)))
+        self.refused("first_slot 2", self.absorbed(rows=self.other_rows(first_slot=2)), "unsupported")
         self.refused("total_splits -1", self.absorbed(rows=self.other_rows(total_splits=-1)))
         self.refused("total_splits 9000000000000000000", self.absorbed(rows=self.other_rows(total_splits=9 * 10**18)))
         wide = torch.zeros(2, 9, dtype=torch.int32, device=problems.DEVICE)
