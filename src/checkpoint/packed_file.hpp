@@ -3,11 +3,14 @@
 // read in place. It is a safetensors file: named sections of bytes, each a whole number of 4 KiB
 // and beginning with one, behind a first section that says what it is: layout, version of the
 // layout, fingerprint of the checkpoint, hash of the header. A section has no shape of its own: who
-// asks for it knows its bytes, and another number of them is an error. Nothing in it is trusted.
+// asks for it knows its bytes, and another number of them is an error. The last section has a sum
+// of each one's bytes. Nothing in it is trusted.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,6 +18,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/thread_pool.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/safetensors_writer.hpp"
 #include "checkpoint/tensor_file.hpp"
@@ -47,6 +51,10 @@ class PackedFile {
 
     // Aligned to kAlignment.
     Expected<std::span<const std::byte>> section(std::string_view name, std::uint64_t bytes) const;
+    // Reads every section but those that `left_out` is true of, and refuses one that is not what
+    // was written.
+    Expected<void> check_sums(ThreadPool& pool,
+                              const std::function<bool(std::string_view)>& left_out) const;
     const MappedFile& file() const { return file_.file(); }
 
   private:
@@ -61,17 +69,25 @@ class PackedFileWriter {
         std::uint64_t bytes = 0;
     };
 
-    // Writes to "PATH.part" until finish().
+    // Writes to "PATH.PROCESS.part" until finish(), which replaces what is there; a writer that
+    // does not come to it leaves nothing.
     static Expected<PackedFileWriter> create(std::filesystem::path path,
                                              const PackedIdentity& identity,
                                              std::vector<Section> sections);
     Expected<void> write(std::string_view name, std::span<const std::byte> bytes);
     Expected<void> finish();
+    PackedFileWriter(PackedFileWriter&&) = default;
+    PackedFileWriter& operator=(PackedFileWriter&&) = default;
+    ~PackedFileWriter();
 
   private:
-    std::filesystem::path path_;
+    PackedFileWriter() = default;
+    Expected<void> put(std::span<const std::byte> bytes);
+
+    std::filesystem::path path_, part_;
     std::vector<Section> sections_;
     std::size_t next_ = 0;
+    std::vector<std::uint64_t> sums_;  // of the sections that are written
     std::unique_ptr<OutputFile> file_;
 };
 

@@ -220,7 +220,7 @@ Run add_chat(CLI::App& app) {
     accept::SamplingOptions::parameters(SamplingParameterFlags{*command, options->sampling_flags},
                                         options->sampling);
     options->engine.add_speculate_to(*command);
-    options->engine.add_speculation_memory_to(*command);
+    options->engine.add_kept_to(*command);
     options->engine.add_to(*command,
                            {.rows = "0: one", .pages = "0: what the longest conversation needs"});
     return [options] { return run(*options); };

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/user_cache.hpp"
 #include "cli/flag_names.hpp"
 
 namespace espalier::cli {
@@ -61,8 +62,8 @@ void add_activations_flag(CLI::App& command, std::optional<NumberMode>& mode) {
 
 void add_mmap_experts_flag(CLI::App& command, bool& mmap_experts) {
     command.add_flag("--mmap-experts", mmap_experts,
-                     "Routed experts stay on disk, mapped from the file of espalier pack; on the "
-                     "CPU, the same text");
+                     "Routed experts stay on disk, mapped from the file of espalier pack or of the "
+                     "weight cache; on the CPU, the same text");
 }
 
 void add_enforce_eager_flag(CLI::App& command, bool& enforce_eager) {
@@ -89,7 +90,7 @@ void EngineFlags::add_speculate_to(CLI::App& command) {
         ->capture_default_str();
 }
 
-void EngineFlags::add_speculation_memory_to(CLI::App& command) {
+void EngineFlags::add_kept_to(CLI::App& command) {
     engine.speculation_memory = runtime::SpeculationMemory::default_directory().string();
     command
         .add_option_function<std::string>(
@@ -99,6 +100,17 @@ void EngineFlags::add_speculation_memory_to(CLI::App& command) {
             },
             "Directory of what speculation learnt, for the next start: numbers, no text; off: "
             "none. Default: espalier/speculation in the user's cache directory")
+        ->check(not_empty());
+    load.weight_cache = {.directory = user_cache("weights").string(),
+                         .least_bytes = std::uint64_t{1} << 30};
+    command
+        .add_option_function<std::string>(
+            "--weight-cache",
+            [this](const std::string& text) {
+                load.weight_cache = {.directory = text == "off" ? "" : text};
+            },
+            "Directory where the CPU keeps packed weights, which later starts map; off: none. "
+            "Default: espalier/weights in the user's cache directory, for models of 1 GiB and more")
         ->check(not_empty());
 }
 
@@ -167,6 +179,7 @@ Expected<runtime::LoadedModel> load_model(std::shared_ptr<const checkpoint::Chec
                                           const EngineSizes& sizes, runtime::LoadOptions options) {
     ProgressBar bar("loading");
     options.progress = [&](std::uint64_t done, std::uint64_t total) { bar.update(done, total); };
+    options.say = [](const std::string& what) { fmt::print(stderr, "espalier: {}\n", what); };
     return runtime::LoadedModel::load(std::move(checkpoint), sizes, options);
 }
 

@@ -28,8 +28,8 @@ struct EngineFlags {
     void add_speculate_to(CLI::App& command);
     // Starts the ranks that were asked for; see RankWorld::start.
     Expected<std::unique_ptr<RankWorld>> start_ranks() { return RankWorld::start(ranks, load); }
-    // A bench has none: its engines start cold.
-    void add_speculation_memory_to(CLI::App& command);
+    // Flags of what is kept for the next start. A bench has none: its engines start cold.
+    void add_kept_to(CLI::App& command);
 
     static constexpr const char* kSpeculateHelp =
         "Drafters: ngram (repeats of the text), mtp (the model's prediction layer), eagle3 (of "

@@ -384,7 +384,7 @@ Run add_generate(CLI::App& app) {
     options->grammar.add_to(*command);
     command->add_flag("--special", options->special, "Recognise special tokens in the prompt");
     options->engine.add_speculate_to(*command);
-    options->engine.add_speculation_memory_to(*command);
+    options->engine.add_kept_to(*command);
     options->engine.add_to(
         *command, {.rows = "0: one for each choice", .pages = "0: what the request needs"});
     CLI::Option* json =

@@ -16,6 +16,7 @@
 
 #include "base/cpu_device.hpp"
 #include "base/cpu_features.hpp"
+#include "base/user_cache.hpp"
 #include "checkpoint/known_models.hpp"
 #include "checkpoint/quantization.hpp"
 #include "cli/command.hpp"
@@ -27,6 +28,7 @@
 #include "model/cost.hpp"
 #include "model/kv_layout.hpp"
 #include "model/mapped_experts.hpp"
+#include "model/packed_cache.hpp"
 #include "runtime/identity.hpp"
 #include "runtime/running_engine.hpp"
 #include "runtime/sizes.hpp"
@@ -130,6 +132,17 @@ nlohmann::ordered_json formats_json(const checkpoint::Checkpoint& opened) {
         list.push_back(
             {{"format", share.format}, {"tensors", share.tensors}, {"bytes", share.bytes}});
     return list;
+}
+
+// The file of packed weights that is there, beside the model or in the user's weight cache.
+std::string packed_file_of(const checkpoint::Checkpoint& opened) {
+    std::error_code error;
+    std::filesystem::path file = model::packed_weights_path(opened);
+    if (std::filesystem::exists(file, error)) return file.string();
+    const std::filesystem::path cache = user_cache("weights");
+    if (cache.empty()) return {};
+    file = model::PackedCache(cache).file_of(opened);
+    return std::filesystem::exists(file, error) ? file.string() : "";
 }
 
 std::string fits_text(const ModelFacts& model, double memory) {
@@ -325,6 +338,7 @@ void print_report(const checkpoint::Checkpoint& opened, const Inspection& found)
                                       most, found.kv_scales.size()));
     }
     line("kernels", std::string(name_of(best_cpu_variant())));
+    if (const std::string file = packed_file_of(opened); !file.empty()) line("packed in", file);
     line("fits here", fits_text(found.model, found.machine.memory_bytes));
     if (found.ranks) line("ranks", ranks_text(*found.ranks));
     line("speed here", speed_text(found.expected, found.model, found.machine));

@@ -48,6 +48,9 @@ Expected<std::unique_ptr<LocalServer>> LocalServer::open(const std::string& mode
         wanted.load.progress = [&](std::uint64_t done, std::uint64_t total) {
             bar.update(done, total);
         };
+        wanted.load.say = [](const std::string& what) {
+            fmt::print(stderr, "espalier: {}\n", what);
+        };
         ESPALIER_ASSIGN_OR_RETURN(runtime::Runtime opened, runtime::Runtime::open(wanted));
         local->runtime_.emplace(std::move(opened));
     }

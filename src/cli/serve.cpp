@@ -130,6 +130,7 @@ class Loader {
         wanted.load.progress = [&](std::uint64_t done, std::uint64_t total) {
             bar.update(done, total);
         };
+        wanted.load.say = [&](const std::string& what) { log.info(what); };
         ESPALIER_ASSIGN_OR_RETURN(runtime::Runtime opened, runtime::Runtime::open(wanted));
         runtime_.emplace(std::move(opened));
         opened_ = true;
@@ -254,6 +255,15 @@ std::string memory_text(const runtime::EngineOptions& engine,
     return fmt::format("what drafts gained here, in {}", engine.speculation_memory);
 }
 
+std::string weights_text(const checkpoint::Checkpoint& checkpoint,
+                         const runtime::LoadOptions& load) {
+    const std::string file = runtime::cached_weights_file(checkpoint, load);
+    if (file.empty()) return "as they lie beside the model, or packed in memory; none are kept";
+    std::error_code error;
+    return fmt::format(
+        "{} {}", std::filesystem::exists(file, error) ? "mapped from" : "packed once into", file);
+}
+
 // A form of calls or reasoning; null: none was found.
 template <typename Form>
 std::string form_text(const Form* form, const std::string& asked, const char* flag) {
@@ -304,6 +314,7 @@ Expected<void> explain(const ServeOptions& options, const CLI::App& command,
         "and prompts\n"
         "  cache           {} pages of 64 tokens, {} ({})\n"
         "  queue           {} requests, {} tokens of prompts; more are answered with 429\n"
+        "  weights         {}\n"
         "  threads         {} for the model, {} for requests, one for connections\n"
         "  drafts          {}\n"
         "  grant           {}\n"
@@ -316,7 +327,8 @@ Expected<void> explain(const ServeOptions& options, const CLI::App& command,
                                                  : options.server.served_model_name.front(),
         sizes.max_model_len, facts.context, sizes.max_rows, sizes.max_step_tokens,
         sizes.page_count - 1, bytes(sizes.page_count * facts.page_bytes), what_holds,
-        sizes.max_waiting, sizes.max_waiting_tokens, threads, options.server.workers,
+        sizes.max_waiting, sizes.max_waiting_tokens,
+        weights_text(*files.checkpoint, options.engine.load), threads, options.server.workers,
         drafts_text(drafters, files), grant_text(options.engine.engine, drafters),
         memory_text(options.engine.engine, drafters), chats.chat_template,
         form_text(chats.formats.tools, options.server.tool_format, "--tool-format"),
@@ -369,7 +381,7 @@ Run add_serve(CLI::App& app) {
         "hub cache has it not (espalier pull)");
     server::ServerOptions::flags(ServerFlags{*command}, options->server);
     options->engine.add_speculate_to(*command);
-    options->engine.add_speculation_memory_to(*command);
+    options->engine.add_kept_to(*command);
     options->engine.engine.sizes.step_tokens = kStepTokens;
     options->engine.add_to(*command, {.rows = "0: 32",
                                       .pages = "0: the longest sequence for every row, or what "

@@ -81,7 +81,7 @@ void MappedExperts::read_ahead(const std::int32_t* indptr) const {
 std::uint64_t expert_bytes(const checkpoint::Checkpoint& checkpoint) {
     std::uint64_t bytes = 0;
     for (const std::string& name : checkpoint.names())
-        if (name.find(".mlp.experts.") != std::string::npos)
+        if (name.find(kExperts) != std::string::npos)
             bytes += checkpoint.stored(name)->loaded_bytes();
     return bytes;
 }

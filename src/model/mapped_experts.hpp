@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string_view>
 
 #include "checkpoint/checkpoint.hpp"
 #include "linalg/weight.hpp"
@@ -36,6 +37,9 @@ class MappedExperts {
     linalg::WeightView down_;
     ExpertReads* reads_;
 };
+
+// Part of the names of all tensors of routed experts.
+inline constexpr std::string_view kExperts = ".mlp.experts.";
 
 // Bytes of a checkpoint's routed experts.
 std::uint64_t expert_bytes(const checkpoint::Checkpoint& checkpoint);

@@ -11,14 +11,11 @@
 namespace espalier::model {
 namespace {
 
+namespace fs = std::filesystem;
+
 using checkpoint::PackedFile;
 using checkpoint::PackedFileWriter;
 using linalg::WeightView;
-
-checkpoint::PackedIdentity identity_of(const checkpoint::Checkpoint& checkpoint) {
-    return {std::string(name_of(linalg::WeightLayout::panels)), linalg::kPanelsVersion,
-            checkpoint::weights_fingerprint(checkpoint)};
-}
 
 std::string scales_name(const std::string& name) { return name + ":scales"; }
 
@@ -71,19 +68,53 @@ class Writer : public WeightShelf {
     PackedFileWriter file_;
 };
 
+// The file will fit the disk, as far as the system tells.
+Expected<void> check_room(const PackedPlace& place,
+                          const std::vector<PackedFileWriter::Section>& sections) {
+    std::uint64_t bytes = 0;
+    for (const PackedFileWriter::Section& section : sections) bytes += section.bytes;
+    std::error_code error;
+    const fs::space_info disk = fs::space(fs::absolute(place.file).parent_path(), error);
+    const double spare = place.spare * static_cast<double>(disk.capacity);
+    if (error || static_cast<double>(bytes) + spare <= static_cast<double>(disk.available))
+        return {};
+    return fail(ErrorKind::exhausted,
+                "{}: {:.1f} GB of weights, and {:.1f} GB of the disk are free", place.file.string(),
+                static_cast<double>(bytes) / 1e9, static_cast<double>(disk.available) / 1e9);
+}
+
 }  // namespace
 
-std::filesystem::path packed_weights_path(const checkpoint::Checkpoint& checkpoint) {
+fs::path packed_weights_path(const checkpoint::Checkpoint& checkpoint) {
     return checkpoint::packed_path(checkpoint.directory(), name_of(linalg::WeightLayout::panels));
+}
+
+PackedPlace place_beside(const checkpoint::Checkpoint& checkpoint) {
+    return {packed_weights_path(checkpoint),
+            {std::string(name_of(linalg::WeightLayout::panels)), linalg::kPanelsVersion,
+             checkpoint::weights_fingerprint(checkpoint)}};
 }
 
 Expected<std::shared_ptr<PackedWeights>> PackedWeights::open(
     const checkpoint::Checkpoint& checkpoint) {
-    const std::filesystem::path path = packed_weights_path(checkpoint);
     std::error_code error;
-    if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return nullptr;
-    ESPALIER_ASSIGN_OR_RETURN(PackedFile file, PackedFile::open(path, identity_of(checkpoint)));
+    const fs::file_status status = fs::symlink_status(packed_weights_path(checkpoint), error);
+    if (!fs::exists(status)) return nullptr;
+    auto packed = open(place_beside(checkpoint));
+    if (packed) return packed;
+    return fail(packed.error().kind, "{}; write it again with: espalier pack",
+                packed.error().message);
+}
+
+Expected<std::shared_ptr<PackedWeights>> PackedWeights::open(const PackedPlace& place) {
+    ESPALIER_ASSIGN_OR_RETURN(PackedFile file, PackedFile::open(place.file, place.identity));
     return std::shared_ptr<PackedWeights>(new PackedWeights(std::move(file)));
+}
+
+Expected<void> PackedWeights::check(ThreadPool& pool, bool mmap_experts) const {
+    return file_.check_sums(pool, [&](std::string_view section) {
+        return mmap_experts && section.find(kExperts) != std::string_view::npos;
+    });
 }
 
 Expected<std::optional<Weight>> PackedWeights::take(const std::string& name,
@@ -111,15 +142,22 @@ Expected<Weight> PackedWeights::keep(const std::string& name, Weight) {
 
 Expected<void> write_packed_weights(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                     CpuDevice& device, const Progress& progress) {
+    const PackedPlace place = place_beside(*checkpoint);
+    return write_packed_weights(place, std::move(checkpoint), device, progress);
+}
+
+Expected<void> write_packed_weights(const PackedPlace& place,
+                                    std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+                                    CpuDevice& device, const Progress& progress) {
     // The layout is the same for every variant of the kernels.
     const auto backend = ops::make_cpu_backend(best_cpu_variant());
     const auto lister = std::make_shared<Lister>();
     ESPALIER_RETURN_IF_ERROR(
         Weights::load(checkpoint, device, *backend, {.mtp = true, .shelf = lister}));
+    ESPALIER_RETURN_IF_ERROR(check_room(place, lister->sections));
     ESPALIER_ASSIGN_OR_RETURN(
         PackedFileWriter file,
-        PackedFileWriter::create(packed_weights_path(*checkpoint), identity_of(*checkpoint),
-                                 std::move(lister->sections)));
+        PackedFileWriter::create(place.file, place.identity, std::move(lister->sections)));
     const auto writer = std::make_shared<Writer>(std::move(file));
     ESPALIER_RETURN_IF_ERROR(Weights::load(std::move(checkpoint), device, *backend,
                                            {.mtp = true, .shelf = writer, .progress = progress}));

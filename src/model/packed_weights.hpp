@@ -19,11 +19,24 @@ namespace espalier::model {
 // In the model's directory.
 std::filesystem::path packed_weights_path(const checkpoint::Checkpoint& checkpoint);
 
+// A file of a model's packed weights, and what it has to say of itself.
+struct PackedPlace {
+    std::filesystem::path file;
+    checkpoint::PackedIdentity identity;
+    double spare = 0.0;  // share of the disk that a new file leaves free
+};
+// packed_weights_path.
+PackedPlace place_beside(const checkpoint::Checkpoint& checkpoint);
+
 // Weights that lie in a packed file. It outlives them (LoadOptions::shelf).
 class PackedWeights : public WeightShelf {
   public:
     // Null: there is no such file. One that is damaged or of other weights is an error.
     static Expected<std::shared_ptr<PackedWeights>> open(const checkpoint::Checkpoint& checkpoint);
+    static Expected<std::shared_ptr<PackedWeights>> open(const PackedPlace& place);
+    // Refuses a file whose numbers are not those that were written. All are read, but for routed
+    // experts that stay on disk.
+    Expected<void> check(ThreadPool& pool, bool mmap_experts) const;
 
     Expected<std::optional<Weight>> take(const std::string& name,
                                          const linalg::WeightView& shape) override;
@@ -43,6 +56,9 @@ class PackedWeights : public WeightShelf {
 // Packs one weight after the other and writes it; all of them, MTP layers too. Replaces a file that
 // is there. progress: in bytes of the checkpoint.
 Expected<void> write_packed_weights(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+                                    CpuDevice& device, const Progress& progress = {});
+Expected<void> write_packed_weights(const PackedPlace& place,
+                                    std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                     CpuDevice& device, const Progress& progress = {});
 
 }  // namespace espalier::model

@@ -12,6 +12,7 @@
 #include "base/cpu_device.hpp"
 #include "base/for_what.hpp"
 #include "base/mapping_guard.hpp"
+#include "model/packed_cache.hpp"
 #include "model/packed_weights.hpp"
 #include "ops/cuda_backend.hpp"
 #include "runtime/identity.hpp"
@@ -40,13 +41,36 @@ Expected<std::shared_ptr<const draft::Eagle3Weights>> load_eagle3(
     return std::make_shared<const draft::Eagle3Weights>(std::move(weights));
 }
 
-// Weights that lie packed beside the model; null: they are packed at load.
-Expected<std::shared_ptr<model::PackedWeights>> packed_weights(
-    const checkpoint::Checkpoint& checkpoint, const LoadOptions& options) {
+bool uses_weight_cache(const checkpoint::Checkpoint& checkpoint, const LoadOptions& options) {
+    return options.device == DeviceKind::cpu && !options.rounding &&
+           !options.weight_cache.directory.empty() && shard_of(options).whole() &&
+           checkpoint.total_bytes() >= options.weight_cache.least_bytes;
+}
+
+// Weights in the cache; null: they could not be kept there, which is said.
+std::shared_ptr<model::PackedWeights> cached_weights(const LoadedModel& loaded,
+                                                     const LoadOptions& options) {
+    auto packed = model::PackedCache(options.weight_cache.directory)
+                      .take(loaded.checkpoint, static_cast<CpuDevice&>(*loaded.device),
+                            {.mmap_experts = options.mmap_experts,
+                             .progress = options.progress,
+                             .say = options.say});
+    if (packed) return *packed;
+    if (options.say)
+        options.say(packed.error().message + "; the weights are packed in memory alone");
+    return nullptr;
+}
+
+// Weights that lie packed beside the model or in the cache; null: they are packed at load.
+Expected<std::shared_ptr<model::PackedWeights>> packed_weights(const LoadedModel& loaded,
+                                                               const LoadOptions& options) {
+    const checkpoint::Checkpoint& checkpoint = *loaded.checkpoint;
     std::shared_ptr<model::PackedWeights> packed;
     if (options.device == DeviceKind::cpu && !options.rounding) {
         ESPALIER_ASSIGN_OR_RETURN(packed, model::PackedWeights::open(checkpoint));
     }
+    if (packed == nullptr && uses_weight_cache(checkpoint, options))
+        packed = cached_weights(loaded, options);
     if (!options.mmap_experts || packed != nullptr) return packed;
     if (options.device != DeviceKind::cpu)
         return fail_field(ErrorKind::unsupported, "mmap_experts", "the model runs on a GPU");
@@ -117,6 +141,14 @@ LoadOptions LoadedModel::identity_options() const {
             .rounding = rounding,
             .head_rounding = head_rounding,
             .activations = activations};
+}
+
+std::string cached_weights_file(const checkpoint::Checkpoint& checkpoint,
+                                const LoadOptions& options) {
+    std::error_code error;
+    const bool beside = std::filesystem::exists(model::packed_weights_path(checkpoint), error);
+    if (beside || !uses_weight_cache(checkpoint, options)) return {};
+    return model::PackedCache(options.weight_cache.directory).file_of(checkpoint).string();
 }
 
 std::optional<std::string> note_on_cache(const LoadedModel& loaded) {
@@ -207,7 +239,7 @@ Expected<LoadedModel> LoadedModel::load_here(
             for_what(loaded.kernels->check_indexer(), loaded.checkpoint->directory().string()));
 
     const auto start = std::chrono::steady_clock::now();
-    ESPALIER_ASSIGN_OR_RETURN(const auto packed, packed_weights(*loaded.checkpoint, options));
+    ESPALIER_ASSIGN_OR_RETURN(const auto packed, packed_weights(loaded, options));
     ESPALIER_ASSIGN_OR_RETURN(
         model::Weights weights,
         for_what(model::Weights::load(loaded.checkpoint, *loaded.device, *loaded.backend,

@@ -25,6 +25,13 @@ class RankChannel;
 
 namespace espalier::runtime {
 
+// Directory in which weights are kept packed (model/packed_cache.hpp), for checkpoints of so many
+// bytes at least: smaller ones are packed in no time.
+struct WeightCache {
+    std::string directory = {};  // empty: none
+    std::uint64_t least_bytes = 0;
+};
+
 // Told how many bytes of weights are in place, of how many. Called on the loading thread.
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
@@ -37,8 +44,10 @@ struct LoadOptions {
     std::optional<WeightCode> head_rounding = {};  // likewise
     // As which products with coded weights read their inputs (base/number_mode.hpp). None: auto.
     std::optional<NumberMode> activations = {};
-    // Routed experts stay on disk, in the packed file beside the model; of the CPU.
+    // Routed experts stay on disk, in the packed file beside the model or in the cache; of the CPU.
     bool mmap_experts = false;
+    // Of the CPU, where there is no packed file beside the model and one rank.
+    WeightCache weight_cache = {};
     bool mtp = false;  // the model's multi-token-prediction layer too
     std::shared_ptr<const checkpoint::Checkpoint> draft = {};  // and this EAGLE3 draft
     // Channel of the first of several ranks to the others, which open the model as well; outlives
@@ -47,6 +56,8 @@ struct LoadOptions {
     // Ranks of which this one is not the first; outlive the model.
     parallel::Ranks* ranks = nullptr;
     Progress progress = {};
+    // Told in a sentence what takes time, or was damaged and made again.
+    std::function<void(const std::string&)> say = {};
 };
 
 // All ranks that hold the model; null: this one has it whole.
@@ -83,6 +94,10 @@ struct LoadedModel {
     static Expected<LoadedModel> load_here(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                            const EngineSizes& sizes, const LoadOptions& options);
 };
+
+// The file of the weight cache that a start with these options maps or makes; empty: it has none.
+std::string cached_weights_file(const checkpoint::Checkpoint& checkpoint,
+                                const LoadOptions& options);
 
 // A sentence for a log where the cache is fp8_tensor and the checkpoint has no scales for it.
 std::optional<std::string> note_on_cache(const LoadedModel& loaded);

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,6 +13,7 @@
 #include "base/content_hash.hpp"
 #include "base/json.hpp"
 #include "base/mapped_file.hpp"
+#include "base/user_cache.hpp"
 #include "checkpoint/safetensors_writer.hpp"
 
 namespace espalier::runtime {
@@ -72,15 +72,7 @@ std::optional<speculate::Memory> memory_of(const json& file) {
 SpeculationMemory::SpeculationMemory(fs::path directory, const Key& key)
     : directory_(std::move(directory)), file_(directory_ / file_name(key)) {}
 
-fs::path SpeculationMemory::default_directory() {
-    const auto variable = [](const char* name) {
-        const char* value = std::getenv(name);
-        return fs::path(value == nullptr ? "" : value);
-    };
-    const fs::path cache = variable("XDG_CACHE_HOME"), home = variable("HOME");
-    if (cache.is_absolute()) return cache / "espalier" / "speculation";
-    return home.is_absolute() ? home / ".cache" / "espalier" / "speculation" : fs::path();
-}
+fs::path SpeculationMemory::default_directory() { return user_cache("speculation"); }
 
 Expected<speculate::Memory> SpeculationMemory::load() const {
     ESPALIER_ASSIGN_OR_RETURN(const auto text, read_optional_text_file(file_, kMostBytes));

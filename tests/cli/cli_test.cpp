@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cli/binary.hpp"
@@ -59,6 +60,37 @@ TEST(Cli, BenchEngineWritesKnownTexts) {
     const BinaryResult refused = run_binary("bench engine " + sapling() + " --completions " + file);
     EXPECT_EQ(refused.status, 1);
     EXPECT_NE(refused.output.find("line 1 has no text \"completion\""), std::string::npos)
+        << refused.output;
+}
+
+// Weights out of the cache give the same text; a directory that cannot be had costs a line alone.
+TEST(Cli, TheWeightCacheChangesNoText) {
+    const TemporaryDirectory directory;
+    const std::string cache = (directory.path() / "kept").string();
+    const std::string asked = "generate " + sapling() + " -p 'def f(' -n 8 --temperature 0 --json";
+    const auto without = json_of(asked + " --weight-cache off");
+    EXPECT_GT(without["packed_bytes"], 0);
+    const std::string with = asked + " --weight-cache " + cache;
+    BinaryResult beside;
+    std::thread other([&] { beside = run_binary(with); });
+    const BinaryResult first = run_binary(with);
+    other.join();
+    EXPECT_EQ(first.status, 0) << first.output;
+    EXPECT_EQ(beside.status, 0) << beside.output;
+    const std::string both = first.output + beside.output, packed = "packed the weights once";
+    EXPECT_NE(both.find(packed), std::string::npos) << both;
+    EXPECT_EQ(both.find(packed), both.rfind(packed)) << both;
+    const auto mapped = json_of(with), from_disk = json_of(with + " --mmap-experts");
+    EXPECT_EQ(mapped["packed_bytes"], 0);
+    EXPECT_GT(from_disk["expert_bytes_needed"], 0);
+    EXPECT_EQ(mapped["tokens"], without["tokens"]);
+    EXPECT_EQ(from_disk["tokens"], without["tokens"]);
+    const std::string nowhere = sapling() + "/config.json/kept";  // below a file
+    const BinaryResult refused =
+        run_binary(asked + " --weight-cache " + nowhere, "2>&1 >/dev/null");
+    EXPECT_EQ(refused.status, 0);
+    EXPECT_NE(refused.output.find(nowhere), std::string::npos) << refused.output;
+    EXPECT_NE(refused.output.find("; the weights are packed in memory alone\n"), std::string::npos)
         << refused.output;
 }
 
