@@ -213,13 +213,10 @@ void Speculation::learn(RequestSlot request, std::span<const std::int32_t> drawn
     if (!state.proposed) return;
     state.proposed = false;
     const auto shown = state.candidates.observe(drawn, table_, state.bias);
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-        if (sources_[i].passes())
-            coupling_.observe(static_cast<DrafterId>(i), state.temperature, state.coupled[i],
-                              shown[i].places, shown[i].hits);
-        else
-            note_free(shown[i]);
-    }
+    if (settings_.without == PolicyPart::acceptance) table_ = {};
+    if (settings_.without == PolicyPart::request_bias) state.bias = {};
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+        if (!sources_[i].passes()) note_free(shown[i]);
 }
 
 // Average over the last ~32 places.
@@ -231,7 +228,8 @@ void Speculation::note_free(const speculate::Candidates::Shown& shown) {
 
 void Speculation::learn_calls(bool disturbed) {
     for (Source& source : sources_) {
-        if (source.call && !(disturbed && source.time.known()))
+        const bool fixed = disturbed || settings_.without == PolicyPart::draft_time;
+        if (source.call && !(fixed && source.time.known()))
             source.time.observe(source.call->levels, source.call->tokens, source.call->seconds);
         source.call.reset();
     }
@@ -252,7 +250,7 @@ bool Speculation::learn_time(const speculate::StepSample& sample) {
         }
         first_samples_.pop_back();  // no measurement: the clock stood still
     }
-    return time_ && time_->observe(sample);
+    return time_ && settings_.without != PolicyPart::step_time && time_->observe(sample);
 }
 
 // Steps that were disturbed say nothing of what drafts bring, nor do those that a request
@@ -282,33 +280,18 @@ void Speculation::learn_rate(const Step& step) {
         decoding.tokens -= step.prompts;
         prompt_seconds = time_->seconds(step.size) - time_->seconds(decoding);
     }
-    if (!went_ || (step.prompts > 0 && !time_) || prompt_seconds > 0.6 * step.seconds)
-        return rate_.owe(decoding_rows_, upkeep);
+    if (!went_ || (step.prompts > 0 && !time_) || prompt_seconds > 0.6 * step.seconds) return;
     rate_.observe(decoding_rows_, {.way = *went_,
                                    .tokens = step.tokens,
                                    .seconds = step.seconds - prompt_seconds,
                                    .upkeep = upkeep});
 }
 
-// Ratio of what draft models save in a step of `seconds`, by measured rates, to what the plan
-// predicts that they do; 1 where that is not known to be more. Beside n-grams a plan predicts
-// too little: with 128 simulated texts 5 % where 15 % came of it, and the model was left behind.
-double Speculation::measured_to_predicted(double seconds) const {
-    double predicted = 0;
-    double saved = rate_.saved_by_passes(decoding_rows_) * seconds;
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-        predicted += planner_.saves(static_cast<DrafterId>(i));
-        saved += sources_[i].look_on;  // which is in the measured rate
-    }
-    return predicted > 0 ? std::max(saved / predicted, 1.0) : 1.0;
-}
-
 // Which draft models are kept up to date from here on.
 void Speculation::watch(double seconds) {
-    if (prescribing_ > 0) return;
+    if (prescribing_ > 0 || settings_.without == PolicyPart::watch) return;
     const bool planned = way_ == speculate::DraftingWay::passes;
     const std::int64_t pause = rate_.pause(decoding_rows_, speculate::DraftingWay::passes);
-    const double scale = planned ? measured_to_predicted(seconds) : 0;
     for (std::size_t i = 0; i < sources_.size(); ++i) {
         Source& source = sources_[i];
         if (!source.looks_on()) continue;
@@ -317,10 +300,9 @@ void Speculation::watch(double seconds) {
         source.watch.observe({.rows = decoding_rows_,
                               .seconds = seconds,
                               .look_on = source.look_on,
-                              .gain = planned ? scale * planner_.saves(id) : 0,
+                              .gain = planned ? planner_.saves(id) : 0,
                               .pause = pause,
-                              .able = planned && 2 * source.able >= decoding_rows_,
-                              .probed = planned && planner_.probes(id)});
+                              .able = planned && 2 * source.able >= decoding_rows_});
         if (was_awake && !source.watch.awake()) source.drafter->forget();
     }
 }

@@ -25,7 +25,6 @@
 #include "engine/step_report.hpp"
 #include "engine/tree_script.hpp"
 #include "speculate/budget.hpp"
-#include "speculate/coupling.hpp"
 #include "speculate/drafter.hpp"
 #include "speculate/measured_rate.hpp"
 #include "speculate/memory.hpp"
@@ -43,19 +42,36 @@ enum class NodeGrant : std::uint8_t {
 
 // Way of drawing drafts of a request with a temperature (DraftCall::coupled).
 enum class Coupling : std::uint8_t {
-    measured,  // the way that is right more often (speculate::CouplingPolicy)
-    plain,     // these two to measure one way
-    coupled,
+    coupled,  // with the noise that the target draws with: right more often, or as often
+    plain,    // without, to measure it
+};
+
+// Parts of the policy that a simulation leaves out, one at a time, to see what they are worth
+// (tests/engine/worth_test.cpp).
+enum class PolicyPart : std::uint8_t {
+    acceptance,    // without: guesses in place of what was seen
+    request_bias,  // all requests are alike
+    step_time,     // as the first steps were
+    shapes,        // draft models are asked for their first shape, always
+    grant,         // whatever is proposed is verified
+    rates,         // no way is suspended, and no simpler one tried
+    watch,         // draft models are kept up to date, always
+    rests,         // every step is planned
+    free_drafts,   // drafters without passes are asked for all they have
+    draft_time,    // as a draft model's first calls were
+    looks,         // suspended drafters without passes propose nothing
+    short_pauses,  // drafters without passes that are right are suspended for as long as others
 };
 
 struct SpeculationSettings {
     NodeGrant grant = NodeGrant::measured;
-    Coupling coupling = Coupling::measured;
+    Coupling coupling = Coupling::coupled;
     std::int64_t max_rows = 0;  // running requests in a step
     std::int64_t vocabulary = 0;
     double key_cost = 0;           // of a key that a draft sees, as in speculate::StepSize
     TreeScript* script = nullptr;  // says what to verify; drafters only look on
     Clock clock = {};              // measures what drafting takes; none: nothing is known of it
+    std::optional<PolicyPart> without = {};
 };
 
 // A running request as the scheduler's first stage left it.
@@ -184,8 +200,7 @@ class Speculation {
         speculate::Candidates candidates;
         speculate::RequestBias bias;
         speculate::RankedTree ranked{0};
-        float temperature = 0;
-        std::array<bool, speculate::kMaxDrafters> coupled = {};  // how each was asked, or would be
+        bool coupled = false;  // drafts share the target's noise, if it has any
     };
     static constexpr std::size_t kNoPlan = ~std::size_t{0};
 
@@ -198,12 +213,12 @@ class Speculation {
                        std::span<std::int32_t> drafts);
     bool may_draft(const DraftRow& row) const;
     bool has_free() const;
+    speculate::StepSize decoding_size(std::span<const DraftRow> rows) const;
     double prompt_seconds(std::span<const DraftRow> rows, const speculate::StepSize& size) const;
     bool has_read(const DraftRow& row) const;
     bool can_ask(const Source& source, const DraftRow& row) const;
     speculate::DraftingWay way_of(std::span<const DraftRow> rows);
     void watch(double seconds);
-    double measured_to_predicted(double seconds) const;
     void open_ways(std::span<const DraftRow> rows);
     void choose_roots(std::span<const DraftRow> rows, const speculate::StepLoad& load);
     void start_choice(std::span<const DraftRow> rows);
@@ -214,7 +229,6 @@ class Speculation {
     void note_free(const speculate::Candidates::Shown& shown);
     void note_way(bool learns);
     void note_granted(std::span<const DraftRow> rows, std::span<const std::int32_t> drafts);
-    bool coupled(speculate::DrafterId id, float temperature);
     void plan_drafting(std::span<const DraftRow> rows, speculate::StepLoad load);
     speculate::PlanRow plan_row(const DraftRow& row) const;
     speculate::DraftShape shape_for(speculate::DrafterId id, std::span<const DraftRow> rows,
@@ -233,7 +247,6 @@ class Speculation {
     std::vector<Source> sources_;
     IndexedVector<RequestSlot, Slot> slots_;
     speculate::AcceptanceTable table_;
-    speculate::CouplingPolicy coupling_;
     speculate::DraftPlanner planner_;
     speculate::NodeBudget budget_;
     speculate::MeasuredRate rate_;

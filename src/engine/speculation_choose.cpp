@@ -7,6 +7,7 @@
 #include "base/at.hpp"
 #include "base/check.hpp"
 #include "engine/speculation.hpp"
+#include "ops/draw.hpp"
 
 namespace espalier::engine {
 
@@ -77,31 +78,21 @@ bool Speculation::may_draft(const DraftRow& row) const {
     return state.drafts && row.max_drafts > 0;
 }
 
-bool Speculation::coupled(DrafterId id, float temperature) {
-    switch (settings_.coupling) {
-        case Coupling::plain:
-            return false;
-        case Coupling::coupled:
-            return true;
-        case Coupling::measured:
-            break;
-    }
-    return coupling_.choose(id, temperature);
-}
-
 // While costs are unknown, and where everything is granted, no way is closed. A step of which every
 // row prescribes its drafts is none of a way's.
 DraftingWay Speculation::way_of(std::span<const DraftRow> rows) {
-    if (settings_.grant != NodeGrant::measured || rows.empty() || starting())
+    if (settings_.grant != NodeGrant::measured || rows.empty() || starting() ||
+        settings_.without == PolicyPart::rates)
         return DraftingWay::passes;
     if (std::ranges::all_of(rows, [](const DraftRow& row) { return row.prescribed != nullptr; }))
         return DraftingWay::none;
-    const auto count = static_cast<std::int64_t>(rows.size());
-    speculate::MeasuredRate::Drafters there;
-    there.free = has_free();
+    speculate::MeasuredRate::Question question;
+    question.free = has_free();
     for (const Source& source : sources_)
-        there.passes = there.passes || (source.passes() && source.watch.awake());
-    return rate_.next(count, there);
+        question.passes = question.passes || (source.passes() && source.watch.awake());
+    question.counts = !prescribes_;
+    if (time_) question.plain_seconds = time_->seconds(decoding_size(rows));
+    return rate_.next(std::ssize(rows), question);
 }
 
 bool Speculation::has_read(const DraftRow& row) const {
@@ -119,7 +110,7 @@ bool Speculation::can_ask(const Source& source, const DraftRow& row) const {
 bool Speculation::may_look(std::span<const DraftRow> rows) const {
     constexpr double kShare = 0.01;
     const auto count = static_cast<double>(rows.size());
-    return time_ && has_free() &&
+    return time_ && has_free() && settings_.without != PolicyPart::looks &&
            free_seconds_ * count <
                kShare * time_->seconds({.rows = std::ssize(rows), .tokens = std::ssize(rows)});
 }
@@ -131,7 +122,8 @@ void Speculation::open_ways(std::span<const DraftRow> rows) {
     const bool measured = settings_.grant == NodeGrant::measured && !rows.empty();
     prescribes_ =
         std::ranges::any_of(rows, [](const DraftRow& row) { return row.prescribed != nullptr; });
-    if (measured && free_hits_ > 0.5 * free_places_)
+    if (measured && free_hits_ > 0.5 * free_places_ &&
+        settings_.without != PolicyPart::short_pauses)
         rate_.hasten(std::ssize(rows), DraftingWay::free, kLongest);
     way_ = way_of(rows);
     free_open_ = !measured || !rate_.suspended(std::ssize(rows), DraftingWay::free);
@@ -169,7 +161,8 @@ void Speculation::start_choice(std::span<const DraftRow> rows) {
         read += state.proposed && has_read(row) ? 1 : 0;
         state.prescribed = row.prescribed != nullptr;
         state.candidates.reset(row.tokens.back());
-        state.temperature = row.sampling != nullptr ? row.sampling->draw().temperature : 0.0f;
+        state.coupled = settings_.coupling == Coupling::coupled && row.sampling != nullptr &&
+                        row.sampling->draw().temperature >= ops::kGreedyBelow;
     }
     const bool looks = looks_ && way_ == DraftingWay::none;
     asks_free_ = ((way_ != DraftingWay::none && free_open_) || looks) && 2 * read >= drafting;
@@ -200,7 +193,8 @@ speculate::PlanRow Speculation::plan_row(const DraftRow& row) const {
 // texts it takes 50 to 100 µs of a step of 0.9 ms on an H200, and says the same for many steps.
 void Speculation::note_planning(double seconds) {
     constexpr double kShare = 0.01;
-    const bool nobody = !planner_.pays() && !planner_.learns();
+    const bool nobody =
+        !planner_.pays() && !planner_.learns() && settings_.without != PolicyPart::rests;
     resting_seconds_ = nobody ? seconds / kShare : 0;
 }
 
@@ -216,10 +210,6 @@ void Speculation::plan_drafting(std::span<const DraftRow> rows, speculate::StepL
     if (!any) return;
     for (std::size_t i = 0; i < rows.size(); ++i) {
         if (!may_draft(rows[i])) continue;
-        Slot& state = slot(rows[i].request);
-        for (std::size_t d = 0; d < sources_.size(); ++d)
-            if (times[d] != nullptr)
-                state.coupled[d] = coupled(static_cast<DrafterId>(d), state.temperature);
         if (rows[i].prescribed != nullptr) {
             const std::int64_t drafts = within(*rows[i].prescribed, rows[i].max_drafts).nodes - 1;
             load.size.tokens += drafts;
@@ -245,14 +235,8 @@ void Speculation::plan_drafting(std::span<const DraftRow> rows, speculate::StepL
         if (std::ranges::all_of(plan_rows_, [d](const auto& row) { return row.unable[d]; }))
             times[d] = nullptr;
     if (!time_ || settings_.grant == NodeGrant::everything) return;
-    std::array<bool, speculate::kMaxDrafters> probe = {};
-    for (std::size_t d = 0; d < sources_.size(); ++d) probe[d] = sources_[d].watch.wants_probe();
-    planner_.plan({.target = *time_,
-                   .table = table_,
-                   .times = times,
-                   .probe = probe,
-                   .load = load,
-                   .rows = plan_rows_});
+    planner_.plan(
+        {.target = *time_, .table = table_, .times = times, .load = load, .rows = plan_rows_});
     for (std::size_t d = 0; d < sources_.size(); ++d) {
         const auto id = static_cast<DrafterId>(d);
         if (times[d] == nullptr) continue;
@@ -268,13 +252,15 @@ DraftShape Speculation::shape_for(DrafterId id, std::span<const DraftRow> rows,
                                   std::size_t row) const {
     const DraftRow& asked = rows[row];
     if (!may_draft(asked)) return DraftPlanner::kNotAsked;
+    if (sources_[id].passes() && rests_) return DraftPlanner::kNotAsked;
     if (!can_ask(sources_[id], asked)) return DraftPlanner::kNotAsked;
     if (asked.prescribed != nullptr) return within(*asked.prescribed, asked.max_drafts);
     if (settings_.grant == NodeGrant::everything) return within({}, asked.max_drafts);
     if (!sources_[id].passes())
         return within({.nodes = 1 + slot(asked.request).free_drafts}, asked.max_drafts);
-    if (way_ != DraftingWay::passes || rests_) return DraftPlanner::kNotAsked;
-    if (!time_) return within(DraftPlanner::kFirstShape, asked.max_drafts);
+    if (way_ != DraftingWay::passes) return DraftPlanner::kNotAsked;
+    if (!time_ || settings_.without == PolicyPart::shapes)
+        return within(DraftPlanner::kFirstShape, asked.max_drafts);
     return planner_.shape(id, plan_index_[row]);
 }
 
@@ -287,7 +273,7 @@ double Speculation::propose(DrafterId id, std::span<const DraftRow> rows) {
         const DraftShape shape = shape_for(id, rows, i);
         if (shape.depth < 1) continue;
         proposals_[i].reset(id, row.tokens.back());
-        proposals_[i].coupled = source.passes() && slot(row.request).coupled[id];
+        proposals_[i].coupled = source.passes() && slot(row.request).coupled;
         calls_.push_back({.request = row.request,
                           .root_position = static_cast<std::int64_t>(row.tokens.size()) - 1,
                           .block_table = row.block_table,
@@ -393,14 +379,18 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
     for (std::size_t i = 0; i < rows.size(); ++i) drafts[i] += prescribed_[i];
 }
 
+// A step without prompts and drafts.
+speculate::StepSize Speculation::decoding_size(std::span<const DraftRow> rows) const {
+    speculate::StepSize size{.rows = std::ssize(rows), .tokens = std::ssize(rows)};
+    for (const DraftRow& row : rows) size.keys += keys_of(settings_, row);
+    return size;
+}
+
 // Seconds of a step without drafts.
 double Speculation::prompt_seconds(std::span<const DraftRow> rows,
                                    const speculate::StepSize& size) const {
-    const auto count = static_cast<std::int64_t>(rows.size());
-    if (!time_ || size.tokens <= count) return 0;
-    speculate::StepSize decoding{.rows = count, .tokens = count};
-    for (const DraftRow& row : rows) decoding.keys += keys_of(settings_, row);
-    return std::max(time_->seconds(size) - time_->seconds(decoding), 0.0);
+    if (!time_ || size.tokens <= std::ssize(rows)) return 0;
+    return std::max(time_->seconds(size) - time_->seconds(decoding_size(rows)), 0.0);
 }
 
 void Speculation::offer(std::span<const DraftRow> rows) {

@@ -36,6 +36,8 @@ void Speculation::grant_measured(const speculate::StepLoad& load, std::span<std:
         paying = granted.drafts;
         note_way(granted.probe || (any && starting()));
     }
+    if (settings_.without == PolicyPart::grant && !starting())
+        return grant_everything(load, drafts);
     if (!any || !starting()) return;
     // One size further than what seems to pay: what few samples say may be wrong.
     const std::int64_t near = 2 * paying + speculate::NodeBudget::kProbeDrafts;
@@ -50,7 +52,9 @@ void Speculation::note_granted(std::span<const DraftRow> rows,
                                std::span<const std::int32_t> drafts) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
         Slot& state = slot(rows[i].request);
-        const std::int32_t wanted = std::min(2 * drafts[i] + 4, kMaxDrafts);
+        const std::int32_t wanted = settings_.without == PolicyPart::free_drafts
+                                        ? kMaxDrafts
+                                        : std::min(2 * drafts[i] + 4, kMaxDrafts);
         if (wanted >= state.free_drafts) {
             state.free_drafts = wanted;
             state.fewer_steps = 0;
@@ -60,13 +64,12 @@ void Speculation::note_granted(std::span<const DraftRow> rows,
     }
 }
 
-// Way under which the step's rate is booked: draft models where they were asked as that pays, else
-// what was asked, whatever came of it; nothing where a part of it is there to learn. A way that
-// is open to few of the texts says nothing of it.
+// Way under which the step's rate is booked: the one that it was allowed; none where a part of the
+// step is there to learn. A way that is open to few of the texts says nothing of it.
 void Speculation::note_way(bool learns) {
     const bool planned = way_ == DraftingWay::passes;  // otherwise the planner was not asked
     if (prescribes_ || learns || (planned && planner_.learns())) return;
-    if (planned && planner_.pays() && 2 * planned_rows_ >= decoding_rows_)
+    if (planned && 2 * planned_rows_ >= decoding_rows_)
         went_ = DraftingWay::passes;
     else
         went_ = 2 * free_rows_ >= decoding_rows_ ? DraftingWay::free : DraftingWay::none;

@@ -37,10 +37,11 @@ namespace espalier::engine {
 struct StepperSettings {
     schedule::SchedulerOptions schedule;
     NodeGrant grant = NodeGrant::measured;
-    Coupling coupling = Coupling::measured;
+    Coupling coupling = Coupling::coupled;
     // For the grant `measured`; none: learnt from the first steps.
     std::optional<speculate::StepTime> step_time;
     speculate::Memory memory = {};  // what speculation knows at its start
+    std::optional<PolicyPart> without = {};
 };
 
 // The target and the drafters are the stepper's own; the others are borrowed and must outlive it.
