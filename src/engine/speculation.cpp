@@ -260,7 +260,6 @@ bool Speculation::learn(const Step& step) {
     const bool disturbed =
         learn_time({.size = step.size, .seconds = step.seconds - step.drafting - upkeep_.reading});
     learn_calls(disturbed);
-    resting_seconds_ -= step.seconds;
     const bool measured = settings_.grant == NodeGrant::measured && decoding_rows_ > 0;
     if (measured && !starting() && !disturbed && !prescribes_) learn_rate(step);
     return disturbed;

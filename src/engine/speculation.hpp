@@ -56,7 +56,6 @@ enum class PolicyPart : std::uint8_t {
     grant,         // whatever is proposed is verified
     rates,         // no way is suspended, and no simpler one tried
     watch,         // draft models are kept up to date, always
-    rests,         // every step is planned
     free_drafts,   // drafters without passes are asked for all they have
     draft_time,    // as a draft model's first calls were
     looks,         // suspended drafters without passes propose nothing
@@ -241,7 +240,6 @@ class Speculation {
     void grant_prescribed(std::span<const DraftRow> rows, speculate::StepLoad& load,
                           std::span<std::int32_t> drafts);
     bool starting() const { return first_grants_ < kFirstDrafts.size(); }
-    void note_planning(double seconds);
 
     SpeculationSettings settings_;
     std::vector<Source> sources_;
@@ -262,8 +260,6 @@ class Speculation {
     std::int64_t decoding_rows_ = 0;              // of the last choice
     std::int64_t free_rows_ = 0;                  // of these, drafters without passes are asked for
     std::int64_t planned_rows_ = 0;               // of these, some draft model may
-    double resting_seconds_ = 0;                  // until the next plan: the last asked no drafter
-    bool rests_ = false;                          // this step
     speculate::MeasuredRate::Upkeep upkeep_;      // of the last step; looking on: planning alone
     std::int64_t prescribing_ = 0;                // requests under way
     std::optional<speculate::StepTime> time_;

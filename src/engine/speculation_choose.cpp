@@ -131,8 +131,6 @@ void Speculation::open_ways(std::span<const DraftRow> rows) {
     reads_ = free_open_ || looks_ || prescribing_ > 0;
     asks_free_ = false;
     free_rows_ = 0;
-    rests_ = settings_.grant == NodeGrant::measured && way_ == DraftingWay::passes &&
-             resting_seconds_ > 0 && prescribing_ == 0;
     for (Source& source : sources_) source.look_on = 0;
 }
 
@@ -189,15 +187,6 @@ speculate::PlanRow Speculation::plan_row(const DraftRow& row) const {
     return planned;
 }
 
-// A plan without drafters is not made again until planning takes a hundredth of the time: with 128
-// texts it takes 50 to 100 µs of a step of 0.9 ms on an H200, and says the same for many steps.
-void Speculation::note_planning(double seconds) {
-    constexpr double kShare = 0.01;
-    const bool nobody =
-        !planner_.pays() && !planner_.learns() && settings_.without != PolicyPart::rests;
-    resting_seconds_ = nobody ? seconds / kShare : 0;
-}
-
 // After the drafters that cost nothing have proposed: what the others are asked for.
 void Speculation::plan_drafting(std::span<const DraftRow> rows, speculate::StepLoad load) {
     std::array<const speculate::DraftTime*, speculate::kMaxDrafters> times = {};
@@ -252,7 +241,6 @@ DraftShape Speculation::shape_for(DrafterId id, std::span<const DraftRow> rows,
                                   std::size_t row) const {
     const DraftRow& asked = rows[row];
     if (!may_draft(asked)) return DraftPlanner::kNotAsked;
-    if (sources_[id].passes() && rests_) return DraftPlanner::kNotAsked;
     if (!can_ask(sources_[id], asked)) return DraftPlanner::kNotAsked;
     if (asked.prescribed != nullptr) return within(*asked.prescribed, asked.max_drafts);
     if (settings_.grant == NodeGrant::everything) return within({}, asked.max_drafts);
@@ -354,10 +342,9 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
     for (const bool passes : {false, true}) {
         if (passes) {
             const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
-            if (!rests_) plan_drafting(rows, load);
+            plan_drafting(rows, load);
             const schedule::Time end = settings_.clock ? settings_.clock() : 0;
             upkeep_.look_on = static_cast<double>(end - begin) * 1e-9;
-            if (way_ == DraftingWay::passes && !rests_) note_planning(upkeep_.look_on);
         }
         double seconds = 0;
         for (std::size_t i = 0; i < sources_.size(); ++i)

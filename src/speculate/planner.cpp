@@ -266,7 +266,6 @@ void DraftPlanner::plan(const PlanQuestion& q) {
     ++plans_;
     probes_ = {};
     saves_ = {};
-    pays_ = false;
     learns_ = false;
     std::array<DrafterId, kMaxDrafters> known;
     std::size_t count = 0;
@@ -285,7 +284,6 @@ void DraftPlanner::plan(const PlanQuestion& q) {
         asked = known[i];
         std::swap(best_, considered_);
     }
-    pays_ = asked.has_value();
     if (asked) {
         keep(q, *asked, best_);
         saves_[*asked] = best_.outlook.tokens / without_.outlook.rate -

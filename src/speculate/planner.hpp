@@ -74,8 +74,6 @@ class DraftPlanner {
     double saves(DrafterId drafter) const { return saves_.at(drafter); }
     // True if the plan asks any drafter in order to learn.
     bool learns() const { return learns_; }
-    // True if the plan asks any drafter because it pays.
-    bool pays() const { return pays_; }
 
   private:
     // The predicted step with the drafters considered so far.
@@ -140,7 +138,6 @@ class DraftPlanner {
     std::array<bool, kMaxDrafters> probes_ = {};
     std::array<double, kMaxDrafters> saves_ = {};
     bool learns_ = false;
-    bool pays_ = false;
     std::array<std::vector<DraftShape>, kMaxDrafters> shapes_;
     // Reused from plan to plan.
     Standing without_;
