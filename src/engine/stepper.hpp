@@ -41,7 +41,8 @@ struct StepperSettings {
     // For the grant `measured`; none: learnt from the first steps.
     std::optional<speculate::StepTime> step_time;
     speculate::Memory memory = {};  // what speculation knows at its start
-    std::optional<PolicyPart> without = {};
+    std::optional<speculate::PolicyPart> without = {};
+    PolicyObserver policy_observer = {};
 };
 
 // The target and the drafters are the stepper's own; the others are borrowed and must outlive it.

@@ -55,7 +55,7 @@ Request request_of(const SimulatedLoad& load, Random& random, bool speculate) {
 
 SimulatedResult simulate(const SimulatedMachine& machine,
                          const std::vector<SimulatedDrafter>& drafters, const SimulatedLoad& load) {
-    SimulatedServer server(machine, drafters, load.clients, load.pages);
+    SimulatedServer server(machine, drafters, load.clients, load.pages, load.known);
     std::int64_t ended = 0, submitted = 0, waiting = 0;
     Random random(static_cast<std::uint64_t>(load.clients) + 1000 * load.seed);
     const auto receiver = std::make_shared<EndCounter>(ended);

@@ -27,6 +27,7 @@ struct SimulatedLoad {
     double chats = 0;  // the share of requests that are chats (SimulatedDrafter::right_in_chats)
     float temperature = 0;
     std::uint64_t seed = 0;  // of prompts and lengths
+    speculate::Memory known = {};
 };
 
 struct SimulatedResult {

@@ -273,6 +273,7 @@ SimulatedServer::SimulatedServer(const SimulatedMachine& machine,
     StepperSettings settings;
     settings.memory = memory;
     settings.without = machine.without;
+    settings.policy_observer = machine.observer;
     settings.schedule.max_rows = static_cast<std::int32_t>(rows);
     settings.schedule.max_model_len = 1024;
     settings.schedule.page_count = rows * pages + 1;

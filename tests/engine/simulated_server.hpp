@@ -45,8 +45,10 @@ struct SimulatedMachine {
     // steps everything takes five times as long.
     double bursts = 0;
     std::int64_t burst_steps = 0;
-    std::uint64_t seed = 1;                  // of all these
-    std::optional<PolicyPart> without = {};  // of the policy of servers on it
+    std::uint64_t seed = 1;  // of all these
+    // For the policy of servers on it:
+    std::optional<speculate::PolicyPart> without = {};
+    PolicyObserver observer = {};
 
     double step_time(std::int64_t tokens) const;
     double prompt_token_time() const;  // of one more token in a long step

@@ -105,7 +105,7 @@ std::vector<Case> cases() {
 constexpr std::uint64_t kSeeds = 6;
 
 // Time of a case without a part of the policy, or with all of it, by seed.
-std::vector<double> times(const Case& one, std::optional<PolicyPart> without) {
+std::vector<double> times(const Case& one, std::optional<speculate::PolicyPart> without) {
     std::vector<double> seconds;
     for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
         SimulatedMachine machine = noisy(one.machine, 10 * seed);
@@ -122,18 +122,18 @@ double longer(const std::vector<double>& without, const std::vector<double>& wit
     return 100 * (std::exp(sum / static_cast<double>(with.size())) - 1);
 }
 
-constexpr std::array<std::pair<PolicyPart, const char*>, 11> kParts = {
-    {{PolicyPart::acceptance, "`AcceptanceTable`: guesses alone"},
-     {PolicyPart::request_bias, "`RequestBias`: requests are alike"},
-     {PolicyPart::step_time, "`StepTime`: as fitted to the first steps"},
-     {PolicyPart::draft_time, "`DraftTime`: as of the first calls"},
-     {PolicyPart::shapes, "`DraftPlanner`: chains of three"},
-     {PolicyPart::grant, "`NodeBudget`: all is verified"},
-     {PolicyPart::rates, "`MeasuredRate`: no way is suspended"},
-     {PolicyPart::watch, "`Watch`: no model is left behind"},
-     {PolicyPart::free_drafts, "limit of free drafts"},
-     {PolicyPart::looks, "looking of suspended drafters"},
-     {PolicyPart::short_pauses, "short pauses of drafters that are right"}}};
+constexpr std::array<std::pair<speculate::PolicyPart, const char*>, 11> kParts = {
+    {{speculate::PolicyPart::acceptance, "`AcceptanceTable`: guesses alone"},
+     {speculate::PolicyPart::request_bias, "`RequestBias`: requests are alike"},
+     {speculate::PolicyPart::step_time, "`StepTime`: as fitted to the first steps"},
+     {speculate::PolicyPart::draft_time, "`DraftTime`: as of the first calls"},
+     {speculate::PolicyPart::shapes, "`DraftPlanner`: chains of three"},
+     {speculate::PolicyPart::grant, "`NodeBudget`: all is verified"},
+     {speculate::PolicyPart::rates, "`MeasuredRate`: no way is suspended"},
+     {speculate::PolicyPart::watch, "`Watch`: no model is left behind"},
+     {speculate::PolicyPart::free_drafts, "limit of free drafts"},
+     {speculate::PolicyPart::looks, "looking of suspended drafters"},
+     {speculate::PolicyPart::short_pauses, "short pauses of drafters that are right"}}};
 
 // Percent by which each load takes longer without a part; and two tables of it, one for readers
 // (mean and largest) and one of all loads.

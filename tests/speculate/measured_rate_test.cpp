@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ways of decoding on machines whose rates are known: the best one is taken, what a slower one
 // costs is bounded, and a change is noticed.
-#include "speculate/measured_rate.hpp"
+#include "speculate/policy/measured_rate.hpp"
 
 #include <gtest/gtest.h>
 

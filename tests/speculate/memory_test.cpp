@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Estimators that start from numbers: as good as those they were saved from, soon corrected, and
 // closed to numbers that are none of theirs.
-#include "speculate/memory.hpp"
+#include "speculate/policy/memory.hpp"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 
 #include "base/random.hpp"
-#include "speculate/acceptance.hpp"
-#include "speculate/draft_time.hpp"
-#include "speculate/measured_rate.hpp"
-#include "speculate/step_time.hpp"
+#include "speculate/policy/acceptance.hpp"
+#include "speculate/policy/draft_time.hpp"
+#include "speculate/policy/measured_rate.hpp"
+#include "speculate/policy/step_time.hpp"
 
 namespace espalier::speculate {
 namespace {

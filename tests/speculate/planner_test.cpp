@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans of what is drafted: the laws they must obey, on machines whose times are known and drafters
 // whose acceptance is.
-#include "speculate/planner.hpp"
+#include "speculate/policy/planner.hpp"
 
 #include <gtest/gtest.h>
 

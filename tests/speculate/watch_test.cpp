@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When a draft model is left behind, and when it comes back.
-#include "speculate/watch.hpp"
+#include "speculate/policy/watch.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "speculate/planner.hpp"
+#include "speculate/policy/planner.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -19,13 +19,6 @@ constexpr std::array<DraftShape, 4> kFirstShapes = {{DraftPlanner::kFirstShape,
                                                      {.depth = 1, .width = 1, .nodes = 2},
                                                      {.depth = 2, .width = 4, .nodes = 9},
                                                      {.depth = 4, .width = 2, .nodes = 9}}};
-
-DraftShape within(const DraftShape& shape, std::int32_t max_drafts) {
-    if (max_drafts < 1) return DraftPlanner::kNotAsked;
-    return {.depth = std::min(shape.depth, max_drafts),
-            .width = std::min(shape.width, max_drafts),
-            .nodes = std::min(shape.nodes, 1 + max_drafts)};
-}
 
 constexpr std::int64_t kLongPrompts = 256;  // tokens
 constexpr std::size_t kManyRows = 16;

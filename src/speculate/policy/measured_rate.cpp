@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "speculate/measured_rate.hpp"
+#include "speculate/policy/measured_rate.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -21,11 +21,11 @@
 #include <span>
 #include <vector>
 
-#include "speculate/acceptance.hpp"
-#include "speculate/budget.hpp"
-#include "speculate/draft_time.hpp"
-#include "speculate/expected_tree.hpp"
-#include "speculate/step_time.hpp"
+#include "speculate/policy/acceptance.hpp"
+#include "speculate/policy/budget.hpp"
+#include "speculate/policy/draft_time.hpp"
+#include "speculate/policy/expected_tree.hpp"
+#include "speculate/policy/step_time.hpp"
 
 namespace espalier::speculate {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "speculate/watch.hpp"
+#include "speculate/policy/watch.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -25,7 +25,7 @@
 #include <cstdint>
 #include <span>
 
-#include "speculate/memory.hpp"
+#include "speculate/policy/memory.hpp"
 
 namespace espalier::speculate {
 
