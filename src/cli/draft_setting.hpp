@@ -20,7 +20,7 @@ namespace espalier::cli {
 struct DraftSetting {
     std::vector<std::string> drafters;
     std::int32_t depth = 0, width = 0, nodes = 0;
-    engine::Coupling coupling = engine::Coupling::measured;
+    engine::Coupling coupling = engine::Coupling::coupled;
 
     static Expected<DraftSetting> parse(const std::string& text);
     bool off() const { return drafters == std::vector<std::string>{"off"}; }

@@ -2,7 +2,6 @@
 #include "engine/speculation.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "base/check.hpp"
@@ -12,16 +11,13 @@ namespace espalier::engine {
 using speculate::DrafterId;
 using speculate::Proposal;
 
-namespace {
-
-constexpr std::size_t kFirstSamples = 32;
-constexpr std::int32_t kFirstFreeDrafts = 16;
-
-}  // namespace
-
 Speculation::Speculation(const SpeculationSettings& settings,
                          std::vector<std::unique_ptr<speculate::Drafter>> drafters)
-    : settings_(settings) {
+    : settings_(settings),
+      policy_({.measured = settings.grant == NodeGrant::measured,
+               .drafters = drafters.size(),
+               .max_rows = settings.max_rows,
+               .without = settings.without}) {
     CHECK(drafters.size() <= static_cast<std::size_t>(speculate::kMaxDrafters),
           "{} drafters, at most {}", drafters.size(), speculate::kMaxDrafters);
     for (auto& drafter : drafters) {
@@ -32,11 +28,12 @@ Speculation::Speculation(const SpeculationSettings& settings,
     const auto rows = static_cast<std::size_t>(settings.max_rows);
     proposals_.assign(rows, Proposal(0, 0));
     calls_.reserve(rows);
-    offers_.reserve(rows);
-    plan_rows_.reserve(rows);
-    plan_index_.reserve(rows);
-    prescribed_.reserve(rows);
-    first_samples_.reserve(kFirstSamples);
+    call_rows_.reserve(rows);
+    step_.rows.reserve(rows);
+    proposed_.rows.reserve(rows);
+    offered_.drafts.reserve(rows);
+    offered_.survival.reserve(rows * kMaxDrafts);
+    compared_.comparisons.reserve(speculate::kMaxCandidates * kMaxDrafters);
 }
 
 const Speculation::Slot& Speculation::slot(RequestSlot request) const {
@@ -48,31 +45,18 @@ Speculation::Slot& Speculation::slot(RequestSlot request) {
     return const_cast<Slot&>(std::as_const(*this).slot(request));
 }
 
-void Speculation::set_step_time(const speculate::StepTime& time) {
-    time_ = time;
-    first_grants_ = kFirstDrafts.size();
+template <typename Fact>
+void Speculation::tell(const Fact& fact) {
+    policy_.take(fact);
+    if (settings_.policy_observer) settings_.policy_observer(speculate::PolicyFact(fact), policy_);
 }
 
-void Speculation::remember(const speculate::Memory& memory) {
-    for (std::size_t i = 0; i < sources_.size(); ++i)
-        for (const speculate::DrafterMemory& drafter : memory.drafters) {
-            if (drafter.name != sources_[i].name) continue;
-            table_.restore(static_cast<DrafterId>(i), drafter.acceptance);
-            sources_[i].time.restore(drafter.calls);
-        }
-    rate_.restore(memory.rates);
-    if (const auto time = speculate::StepTime::restore(memory.step_time)) set_step_time(*time);
+double Speculation::seconds_since(schedule::Time begin) const {
+    return static_cast<double>(now() - begin) * 1e-9;
 }
 
-speculate::Memory Speculation::memory() const {
-    speculate::Memory memory;
-    for (std::size_t i = 0; i < sources_.size(); ++i)
-        memory.drafters.push_back({.name = sources_[i].name,
-                                   .acceptance = table_.save(static_cast<DrafterId>(i)),
-                                   .calls = sources_[i].time.save()});
-    memory.rates = rate_.save();
-    if (time_ && !starting()) memory.step_time = time_->save();
-    return memory;
+bool Speculation::is_awake(std::size_t source) const {
+    return policy_.awake(static_cast<DrafterId>(source));
 }
 
 void Speculation::give_up(Source& source, const Error& error) {
@@ -95,14 +79,12 @@ std::vector<std::string> Speculation::failures() const {
 void Speculation::describe(StepReport& report) const {
     for (std::size_t i = 0; i < sources_.size(); ++i) {
         const Source& source = sources_[i];
-        const auto way =
-            source.passes() ? speculate::DraftingWay::passes : speculate::DraftingWay::free;
-        const std::int64_t pause = decoding_rows_ > 0 ? rate_.pause(decoding_rows_, way) : 0;
+        const std::int64_t pause = policy_.pause(static_cast<DrafterId>(i), source.passes());
         report.suspended_steps[i] = source.works() ? pause : 0;
-        report.drafter_states[i] = !source.works()         ? DrafterState::failed
-                                   : pause > 0             ? DrafterState::slower
-                                   : !source.watch.awake() ? DrafterState::left_behind
-                                                           : DrafterState::drafting;
+        report.drafter_states[i] = !source.works() ? DrafterState::failed
+                                   : pause > 0     ? DrafterState::slower
+                                   : !is_awake(i)  ? DrafterState::left_behind
+                                                   : DrafterState::drafting;
     }
 }
 
@@ -117,16 +99,10 @@ void Speculation::begin(RequestSlot request, std::span<const std::int32_t> promp
     CHECK(!state.open, "request slot {} begins twice", request.value());
     state.open = true;
     state.drafts = drafts != Drafts::none && !sources_.empty();
-    state.needs_watch = drafts == Drafts::prescribed;
-    prescribing_ += state.needs_watch ? 1 : 0;
     state.proposed = false;
-    state.free_drafts = kFirstFreeDrafts;
-    state.fewer_steps = 0;
-    state.bias = {};
-    for (Source& source : sources_)
-        if (state.needs_watch && !source.watch.awake()) source.watch.wake();
+    tell(speculate::RequestBegun{request, drafts == Drafts::prescribed});
     const bool expects = state.drafts && !expected_output.empty();
-    const bool reads = reads_ || prescribing_ > 0 || expects;
+    const bool reads = policy_.reads() || policy_.prescribes() || expects;
     const std::size_t first = reads ? std::min<std::size_t>(prompt.size(), kReadTokens) : 0;
     state.read = static_cast<std::int64_t>(first);
     for (Source& source : sources_) {
@@ -140,7 +116,7 @@ void Speculation::end(RequestSlot request) {
     Slot& state = slot(request);
     CHECK(state.open, "request slot {} ends before it began", request.value());
     state.open = false;
-    prescribing_ -= state.needs_watch ? 1 : 0;
+    tell(speculate::RequestEnded{request});
     for (Source& source : sources_)
         if (shown_to(state, source)) source.drafter->end(request);
 }
@@ -152,12 +128,11 @@ void Speculation::preempted(RequestSlot request) {
 
 void Speculation::read(std::span<const Text> texts) {
     if (!reads()) return;
-    const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
+    const schedule::Time begin = now();
     for (const Text& text : texts)
         if (std::ssize(text.tokens) - slot(text.request).read <= kMaxNodes)
             read_on(text, kMaxNodes);
-    const schedule::Time end = settings_.clock ? settings_.clock() : 0;
-    upkeep_.reading += static_cast<double>(end - begin) * 1e-9;
+    outcome_.reading += seconds_since(begin);
 }
 
 void Speculation::catch_up(std::span<const Text> texts, std::int64_t tokens) {
@@ -186,143 +161,51 @@ std::span<const DraftOrigin> Speculation::origins(RequestSlot request, std::int3
 
 bool Speculation::may_write_kv() const {
     if (settings_.script != nullptr) return settings_.script->reserves_windows();
-    return std::any_of(sources_.begin(), sources_.end(), [](const Source& source) {
-        return source.works() && source.drafter->needs().draft_cache && source.watch.awake();
-    });
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+        if (sources_[i].works() && sources_[i].drafter->needs().draft_cache && is_awake(i))
+            return true;
+    return false;
 }
 
 bool Speculation::wants_hidden_states() const {
-    return std::any_of(sources_.begin(), sources_.end(), [](const Source& source) {
-        return source.looks_on() && source.watch.awake();
-    });
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+        if (sources_[i].looks_on() && is_awake(i)) return true;
+    return false;
 }
 
 void Speculation::extend(std::span<const speculate::Extension> extensions) {
-    for (Source& source : sources_) {
-        if (!source.looks_on() || !source.watch.awake()) continue;
-        const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+        Source& source = sources_[i];
+        if (!source.looks_on() || !is_awake(i)) continue;
+        const schedule::Time begin = now();
         if (const auto extended = source.drafter->extend(extensions); !extended)
             give_up(source, extended.error());
-        const schedule::Time end = settings_.clock ? settings_.clock() : 0;
-        source.look_on = static_cast<double>(end - begin) * 1e-9;
+        outcome_.look_on[i] = seconds_since(begin);
     }
 }
 
 void Speculation::learn(RequestSlot request, std::span<const std::int32_t> drawn) {
     Slot& state = slot(request);
-    if (!state.proposed) return;
-    state.proposed = false;
-    const auto shown = state.candidates.observe(drawn, table_, state.bias);
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-        if (sources_[i].passes())
-            coupling_.observe(static_cast<DrafterId>(i), state.temperature, state.coupled[i],
-                              shown[i].places, shown[i].hits);
-        else
-            note_free(shown[i]);
-    }
+    if (!std::exchange(state.proposed, false)) return;
+    compared_.request = request;
+    state.candidates.compare(drawn, compared_.comparisons);
+    tell(compared_);
 }
 
-// Average over the last ~32 places.
-void Speculation::note_free(const speculate::Candidates::Shown& shown) {
-    const double kept = std::pow(1 - 1.0 / 32, static_cast<double>(shown.places));
-    free_places_ = free_places_ * kept + static_cast<double>(shown.places);
-    free_hits_ = free_hits_ * kept + static_cast<double>(shown.hits);
-}
-
-void Speculation::learn_calls(bool disturbed) {
-    for (Source& source : sources_) {
-        if (source.call && !(disturbed && source.time.known()))
-            source.time.observe(source.call->levels, source.call->tokens, source.call->seconds);
-        source.call.reset();
-    }
-}
-
-// While the first steps are being watched, a new size is fitted with those before it; more of a
-// size that is known corrects what was fitted. Returns whether the step was disturbed.
-bool Speculation::learn_time(const speculate::StepSample& sample) {
-    if (settings_.grant != NodeGrant::measured || sources_.empty()) return false;
-    const auto alike =
-        std::count_if(first_samples_.begin(), first_samples_.end(),
-                      [&](const auto& one) { return one.size.tokens == sample.size.tokens; });
-    if (starting() && alike < 4 && first_samples_.size() < kFirstSamples) {
-        first_samples_.push_back(sample);
-        if (const auto fitted = speculate::StepTime::fit(first_samples_)) {
-            time_ = *fitted;
-            return false;
-        }
-        first_samples_.pop_back();  // no measurement: the clock stood still
-    }
-    return time_ && time_->observe(sample);
-}
-
-// Steps that were disturbed say nothing of what drafts bring, nor do those that a request
-// prescribes its drafts in.
 bool Speculation::learn(const Step& step) {
-    // Without what drafters take: what is left grows with rows and tokens, on the host too.
-    const bool disturbed =
-        learn_time({.size = step.size, .seconds = step.seconds - step.drafting - upkeep_.reading});
-    learn_calls(disturbed);
-    resting_seconds_ -= step.seconds;
-    const bool measured = settings_.grant == NodeGrant::measured && decoding_rows_ > 0;
-    if (measured && !starting() && !disturbed && !prescribes_) learn_rate(step);
-    return disturbed;
-}
-
-// With many short texts hardly a step is without prompts, so their part is taken out by the model
-// of a step, whose error must stay small beside the rest: no more than three fifths may be theirs.
-void Speculation::learn_rate(const Step& step) {
-    watch(step.seconds);
-    speculate::MeasuredRate::Upkeep upkeep = upkeep_;
-    // Drafters without passes that only look take time from no way.
-    if (looks_) upkeep.reading = 0;
-    for (const Source& source : sources_) upkeep.look_on += source.look_on;
-    double prompt_seconds = 0;
-    if (step.prompts > 0 && time_) {
-        speculate::StepSize decoding = step.size;
-        decoding.tokens -= step.prompts;
-        prompt_seconds = time_->seconds(step.size) - time_->seconds(decoding);
-    }
-    if (!went_ || (step.prompts > 0 && !time_) || prompt_seconds > 0.6 * step.seconds)
-        return rate_.owe(decoding_rows_, upkeep);
-    rate_.observe(decoding_rows_, {.way = *went_,
-                                   .tokens = step.tokens,
-                                   .seconds = step.seconds - prompt_seconds,
-                                   .upkeep = upkeep});
-}
-
-// Ratio of what draft models save in a step of `seconds`, by measured rates, to what the plan
-// predicts that they do; 1 where that is not known to be more. Beside n-grams a plan predicts
-// too little: with 128 simulated texts 5 % where 15 % came of it, and the model was left behind.
-double Speculation::measured_to_predicted(double seconds) const {
-    double predicted = 0;
-    double saved = rate_.saved_by_passes(decoding_rows_) * seconds;
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-        predicted += planner_.saves(static_cast<DrafterId>(i));
-        saved += sources_[i].look_on;  // which is in the measured rate
-    }
-    return predicted > 0 ? std::max(saved / predicted, 1.0) : 1.0;
-}
-
-// Which draft models are kept up to date from here on.
-void Speculation::watch(double seconds) {
-    if (prescribing_ > 0) return;
-    const bool planned = way_ == speculate::DraftingWay::passes;
-    const std::int64_t pause = rate_.pause(decoding_rows_, speculate::DraftingWay::passes);
-    const double scale = planned ? measured_to_predicted(seconds) : 0;
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-        Source& source = sources_[i];
-        if (!source.looks_on()) continue;
-        const auto id = static_cast<DrafterId>(i);
-        const bool was_awake = source.watch.awake();
-        source.watch.observe({.rows = decoding_rows_,
-                              .seconds = seconds,
-                              .look_on = source.look_on,
-                              .gain = planned ? scale * planner_.saves(id) : 0,
-                              .pause = pause,
-                              .able = planned && 2 * source.able >= decoding_rows_,
-                              .probed = planned && planner_.probes(id)});
-        if (was_awake && !source.watch.awake()) source.drafter->forget();
-    }
+    if (settings_.script != nullptr) return false;
+    outcome_.size = step.size;
+    outcome_.prompt_tokens = step.prompts;
+    outcome_.tokens = step.tokens;
+    outcome_.seconds = step.seconds;
+    outcome_.drafting = step.drafting;
+    std::array<bool, kMaxDrafters> was_awake = {};
+    for (std::size_t i = 0; i < sources_.size(); ++i) was_awake[i] = is_awake(i);
+    tell(outcome_);
+    outcome_.calls = {};
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+        if (was_awake[i] && !is_awake(i) && sources_[i].works()) sources_[i].drafter->forget();
+    return policy_.disturbed();
 }
 
 }  // namespace espalier::engine

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drafting for all running requests of a step: keeps the drafters informed, plans what they are
-// asked for, merges what they propose, decides how many nodes each request verifies, and learns
-// from what was drawn and what it took. Holds no thread; called by Stepper. Nothing in here can
-// change a text. docs/speculation.md tells how trees grow.
+// Drafting for all running requests of a step: keeps the drafters informed, asks them for what
+// speculate::DraftPolicy decides, merges and ranks what they propose, and tells the policy what was
+// drawn and what it took. Holds no thread; called by Stepper. Nothing in here can change a text.
+// docs/speculation.md tells how trees grow.
 //
 // A drafter that returns an error is destroyed: requests go on without it.
-//
-// How long a step takes is learnt from the first steps themselves: those that could draft verify
-// 0, 3, 0, 7, 1 … nodes in turn, as far as a size seems to be near what pays.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,15 +22,9 @@
 #include "engine/clock.hpp"
 #include "engine/step_report.hpp"
 #include "engine/tree_script.hpp"
-#include "speculate/budget.hpp"
-#include "speculate/coupling.hpp"
 #include "speculate/drafter.hpp"
-#include "speculate/measured_rate.hpp"
-#include "speculate/memory.hpp"
 #include "speculate/merge.hpp"
-#include "speculate/planner.hpp"
-#include "speculate/step_time.hpp"
-#include "speculate/watch.hpp"
+#include "speculate/policy/draft_policy.hpp"
 
 namespace espalier::engine {
 
@@ -43,19 +35,24 @@ enum class NodeGrant : std::uint8_t {
 
 // Way of drawing drafts of a request with a temperature (DraftCall::coupled).
 enum class Coupling : std::uint8_t {
-    measured,  // the way that is right more often (speculate::CouplingPolicy)
-    plain,     // these two to measure one way
-    coupled,
+    coupled,  // with the noise that the target draws with: right more often, or as often
+    plain,    // without, to measure it
 };
+
+// Sees every fact that the policy was told, and what it decided then.
+using PolicyObserver =
+    std::function<void(const speculate::PolicyFact& fact, const speculate::DraftPolicy& after)>;
 
 struct SpeculationSettings {
     NodeGrant grant = NodeGrant::measured;
-    Coupling coupling = Coupling::measured;
+    Coupling coupling = Coupling::coupled;
     std::int64_t max_rows = 0;  // running requests in a step
     std::int64_t vocabulary = 0;
     double key_cost = 0;           // of a key that a draft sees, as in speculate::StepSize
     TreeScript* script = nullptr;  // says what to verify; drafters only look on
     Clock clock = {};              // measures what drafting takes; none: nothing is known of it
+    std::optional<speculate::PolicyPart> without = {};
+    PolicyObserver policy_observer = {};  // for tests; none: facts are not copied
 };
 
 // A running request as the scheduler's first stage left it.
@@ -78,22 +75,15 @@ class Speculation {
     // for them), the rest step by step; until it has read all, it is not asked.
     static constexpr std::int64_t kReadTokens = 4096;
 
-    // Numbers of drafts verified in the first steps that could draft: plain steps tell what a
-    // draft adds.
-    static constexpr std::array<std::int64_t, 12> kFirstDrafts = {0,  3, 0, 7,  1, 0,
-                                                                  15, 3, 0, 31, 7, 1};
-
     // A drafter's id is its place in the list; at most kMaxDrafters.
     Speculation(const SpeculationSettings& settings,
                 std::vector<std::unique_ptr<speculate::Drafter>> drafters);
 
     // In place of what the first steps would show.
-    void set_step_time(const speculate::StepTime& time);
-
-    // Before the first step: what is known of drafters of these names, and of steps. Numbers that
-    // are none of an estimator's are left out.
-    void remember(const speculate::Memory& memory);
-    speculate::Memory memory() const;
+    void set_step_time(const speculate::StepTime& time) { policy_.set_step_time(time); }
+    // Before the first step.
+    void remember(const speculate::Memory& memory) { policy_.remember(memory, names()); }
+    speculate::Memory memory() const { return policy_.memory(names()); }
 
     // Every request begins and ends. One that does not draft is shown only to drafters that keep
     // KV for each page of the cache. For one that prescribes its drafts these are kept up to date.
@@ -111,7 +101,7 @@ class Speculation {
         RequestSlot request;
         std::span<const std::int32_t> tokens = {};
     };
-    bool reads() const { return reads_ && !sources_.empty(); }  // anything now
+    bool reads() const { return policy_.reads(); }  // anything now
     void read(std::span<const Text> texts);
     // The rest of long prompts, and texts of before these drafters were asked again: as many tokens
     // as this. To be called where no reader waits for it.
@@ -157,17 +147,6 @@ class Speculation {
     struct Source {
         std::unique_ptr<speculate::Drafter> drafter;  // null: it failed
         std::string name, failure;
-        speculate::DraftTime time;
-        speculate::Watch watch;
-        double look_on = 0;  // seconds, in the last step
-        // The call of the last choice, until its step shows that it was not disturbed.
-        struct Call {
-            std::int32_t levels = 0;
-            std::int64_t tokens = 0;
-            double seconds = 0;
-        };
-        std::optional<Call> call;
-        std::int64_t able = 0;  // rows of the last plan that it may be asked for
         bool works() const { return drafter != nullptr; }
         bool passes() const { return works() && drafter->needs().passes; }
         bool looks_on() const { return works() && drafter->needs().hidden_states; }
@@ -175,94 +154,47 @@ class Speculation {
     struct Slot {
         bool open = false;
         bool drafts = false;
-        bool needs_watch = false;  // it prescribes its drafts, from its beginning to its end
         bool proposed = false;
-        bool prescribed = false;  // the row prescribes its drafts
         std::int64_t read = 0;
-        std::int32_t free_drafts = 0;  // that drafters without passes are asked for
-        std::int32_t fewer_steps = 0;  // since when fewer would have done
         speculate::Candidates candidates;
-        speculate::RequestBias bias;
         speculate::RankedTree ranked{0};
-        float temperature = 0;
-        std::array<bool, speculate::kMaxDrafters> coupled = {};  // how each was asked, or would be
     };
-    static constexpr std::size_t kNoPlan = ~std::size_t{0};
 
     std::int64_t read_on(const Text& text, std::int64_t most);
     Slot& slot(RequestSlot request);
     const Slot& slot(RequestSlot request) const;
     void give_up(Source& source, const Error& error);
     static bool shown_to(const Slot& state, const Source& source);
+    template <typename Fact>
+    void tell(const Fact& fact);
+    double seconds_since(schedule::Time begin) const;
+    schedule::Time now() const { return settings_.clock ? settings_.clock() : 0; }
+    bool is_awake(std::size_t source) const;
+    bool can_ask(std::size_t source, const DraftRow& row) const;
     void follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
                        std::span<std::int32_t> drafts);
-    bool may_draft(const DraftRow& row) const;
-    bool has_free() const;
-    double prompt_seconds(std::span<const DraftRow> rows, const speculate::StepSize& size) const;
-    bool has_read(const DraftRow& row) const;
-    bool can_ask(const Source& source, const DraftRow& row) const;
-    speculate::DraftingWay way_of(std::span<const DraftRow> rows);
-    void watch(double seconds);
-    double measured_to_predicted(double seconds) const;
-    void open_ways(std::span<const DraftRow> rows);
-    void choose_roots(std::span<const DraftRow> rows, const speculate::StepLoad& load);
-    void start_choice(std::span<const DraftRow> rows);
-    bool learn_time(const speculate::StepSample& sample);
-    void learn_calls(bool disturbed);
-    void learn_rate(const Step& step);
-    bool may_look(std::span<const DraftRow> rows) const;
-    void note_free(const speculate::Candidates::Shown& shown);
-    void note_way(bool learns);
-    void note_granted(std::span<const DraftRow> rows, std::span<const std::int32_t> drafts);
-    bool coupled(speculate::DrafterId id, float temperature);
-    void plan_drafting(std::span<const DraftRow> rows, speculate::StepLoad load);
-    speculate::PlanRow plan_row(const DraftRow& row) const;
-    speculate::DraftShape shape_for(speculate::DrafterId id, std::span<const DraftRow> rows,
-                                    std::size_t row) const;
+    void open_step(std::span<const DraftRow> rows, const speculate::StepLoad& load);
+    void reset_slots(std::span<const DraftRow> rows);
+    void plan(std::span<const DraftRow> rows, double free_seconds);
+    void add_plan_row(std::span<const DraftRow> rows, std::size_t row);
+    double ask_all(std::span<const DraftRow> rows, bool passes);
     double propose(speculate::DrafterId id, std::span<const DraftRow> rows);
-    double merge(Source& source, double seconds);
+    double merge(Source& source, std::span<const DraftRow> rows, double seconds);
     void offer(std::span<const DraftRow> rows);
-    void grant_measured(const speculate::StepLoad& load, std::span<std::int32_t> drafts);
-    void grant_everything(const speculate::StepLoad& load, std::span<std::int32_t> drafts);
-    void grant_prescribed(std::span<const DraftRow> rows, speculate::StepLoad& load,
-                          std::span<std::int32_t> drafts);
-    bool starting() const { return first_grants_ < kFirstDrafts.size(); }
-    void note_planning(double seconds);
 
     SpeculationSettings settings_;
     std::vector<Source> sources_;
     IndexedVector<RequestSlot, Slot> slots_;
-    speculate::AcceptanceTable table_;
-    speculate::CouplingPolicy coupling_;
-    speculate::DraftPlanner planner_;
-    speculate::NodeBudget budget_;
-    speculate::MeasuredRate rate_;
-    speculate::DraftingWay way_ = speculate::DraftingWay::passes;  // the most that this step may do
-    bool reads_ = true;                           // drafters without passes are shown every token
-    bool free_open_ = true;                       // these are not suspended
-    bool looks_ = false;                          // these are, and are asked to be compared alone
-    double free_places_ = 0, free_hits_ = 0;      // of late: where these proposed, and were right
-    double free_seconds_ = 0;                     // that they take for one row of a step
-    bool prescribes_ = false;                     // some row of the last choice
-    bool asks_free_ = true;                       // in this step, and where no row prescribes it
-    std::optional<speculate::DraftingWay> went_;  // what it is measured as; none: it learns
-    std::int64_t decoding_rows_ = 0;              // of the last choice
-    std::int64_t free_rows_ = 0;                  // of these, drafters without passes are asked for
-    std::int64_t planned_rows_ = 0;               // of these, some draft model may
-    double resting_seconds_ = 0;                  // until the next plan: the last asked no drafter
-    bool rests_ = false;                          // this step
-    speculate::MeasuredRate::Upkeep upkeep_;      // of the last step; looking on: planning alone
-    std::int64_t prescribing_ = 0;                // requests under way
-    std::optional<speculate::StepTime> time_;
-    std::vector<speculate::StepSample> first_samples_;
-    std::size_t first_grants_ = 0;
-    // Reused from step to step.
+    speculate::DraftPolicy policy_;
+    // Facts, reused from step to step.
+    speculate::StepFacts step_;
+    speculate::ProposedFacts proposed_;
+    speculate::OfferedFacts offered_;
+    speculate::ComparedFacts compared_;
+    speculate::OutcomeFacts outcome_;
     std::vector<speculate::Proposal> proposals_;
     std::vector<speculate::DraftCall> calls_;
-    std::vector<speculate::OfferedDrafts> offers_;
-    std::vector<speculate::PlanRow> plan_rows_;
-    std::vector<std::size_t> plan_index_;   // by row: in plan_rows_, or kNoPlan
-    std::vector<std::int32_t> prescribed_;  // drafts, by row
+    std::vector<std::size_t> call_rows_;
     std::int64_t draft_levels_ = 0;
 };
 

@@ -1,31 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first half of Speculation's step: what drafters are asked for, and what they propose. How
-// many nodes each request verifies is in speculation_grant.cpp.
+// The first half of Speculation's step: drafters are asked for what the policy decides, and their
+// proposals merged.
 #include <algorithm>
 #include <array>
 
 #include "base/at.hpp"
 #include "base/check.hpp"
 #include "engine/speculation.hpp"
+#include "ops/draw.hpp"
 
 namespace espalier::engine {
 
 using speculate::DrafterId;
-using speculate::DraftingWay;
-using speculate::DraftPlanner;
 using speculate::DraftShape;
 using speculate::Proposal;
+using speculate::within;
 
 namespace {
 
 // Survival from which a draft that is proposed for nothing counts as there, for a plan.
 constexpr double kThere = 0.2;
-
-DraftShape within(const DraftShape& shape, std::int32_t max_drafts) {
-    return {.depth = std::min(shape.depth, max_drafts),
-            .width = std::min(shape.width, max_drafts),
-            .nodes = std::min(shape.nodes, 1 + max_drafts)};
-}
 
 // The legal nodes of a proposal: those below an illegal one go with it.
 Proposal legal_part(const Proposal& proposal, accept::Constraint& constraint) {
@@ -71,225 +65,94 @@ double keys_of(const SpeculationSettings& settings, const DraftRow& row) {
 
 }  // namespace
 
-bool Speculation::may_draft(const DraftRow& row) const {
-    const Slot& state = slot(row.request);
-    if (way_ == DraftingWay::none && !looks_ && row.prescribed == nullptr) return false;
-    return state.drafts && row.max_drafts > 0;
-}
-
-bool Speculation::coupled(DrafterId id, float temperature) {
-    switch (settings_.coupling) {
-        case Coupling::plain:
-            return false;
-        case Coupling::coupled:
-            return true;
-        case Coupling::measured:
-            break;
+// The roots alone, where no drafter is asked; proposals are added to the others.
+void Speculation::reset_slots(std::span<const DraftRow> rows) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        Slot& state = slot(rows[i].request);
+        state.proposed = policy_.asks() && policy_.may_draft(i);
+        if (policy_.asks())
+            state.candidates.reset(rows[i].tokens.back());
+        else
+            state.ranked.reset(rows[i].tokens.back());
     }
-    return coupling_.choose(id, temperature);
 }
 
-// While costs are unknown, and where everything is granted, no way is closed. A step of which every
-// row prescribes its drafts is none of a way's.
-DraftingWay Speculation::way_of(std::span<const DraftRow> rows) {
-    if (settings_.grant != NodeGrant::measured || rows.empty() || starting())
-        return DraftingWay::passes;
-    if (std::ranges::all_of(rows, [](const DraftRow& row) { return row.prescribed != nullptr; }))
-        return DraftingWay::none;
-    const auto count = static_cast<std::int64_t>(rows.size());
-    speculate::MeasuredRate::Drafters there;
-    there.free = has_free();
-    for (const Source& source : sources_)
-        there.passes = there.passes || (source.passes() && source.watch.awake());
-    return rate_.next(count, there);
-}
-
-bool Speculation::has_read(const DraftRow& row) const {
-    return slot(row.request).read == std::ssize(row.tokens);
-}
-
-bool Speculation::can_ask(const Source& source, const DraftRow& row) const {
-    if (!source.passes()) return (asks_free_ || row.prescribed != nullptr) && has_read(row);
-    return source.watch.awake() && source.drafter->follows(row.request, std::ssize(row.tokens) - 1);
-}
-
-// Drafters without passes that are suspended are compared with what is drawn all the same, where
-// that takes less than a hundredth of the time: so it is known when texts come that they are right
-// about.
-bool Speculation::may_look(std::span<const DraftRow> rows) const {
-    constexpr double kShare = 0.01;
-    const auto count = static_cast<double>(rows.size());
-    return time_ && has_free() &&
-           free_seconds_ * count <
-               kShare * time_->seconds({.rows = std::ssize(rows), .tokens = std::ssize(rows)});
-}
-
-// Ways that drafters may go in this step. Those without passes that are right more than half of the
-// time are suspended for 64 steps at most: what is measured may be wrong, and it costs little.
-void Speculation::open_ways(std::span<const DraftRow> rows) {
-    constexpr std::int64_t kLongest = 64;
-    const bool measured = settings_.grant == NodeGrant::measured && !rows.empty();
-    prescribes_ =
-        std::ranges::any_of(rows, [](const DraftRow& row) { return row.prescribed != nullptr; });
-    if (measured && free_hits_ > 0.5 * free_places_)
-        rate_.hasten(std::ssize(rows), DraftingWay::free, kLongest);
-    way_ = way_of(rows);
-    free_open_ = !measured || !rate_.suspended(std::ssize(rows), DraftingWay::free);
-    looks_ = !free_open_ && may_look(rows);
-    reads_ = free_open_ || looks_ || prescribing_ > 0;
-    asks_free_ = false;
-    free_rows_ = 0;
-    rests_ = settings_.grant == NodeGrant::measured && way_ == DraftingWay::passes &&
-             resting_seconds_ > 0 && prescribing_ == 0;
-    for (Source& source : sources_) source.look_on = 0;
-}
-
-// The roots alone, where no drafter is asked.
-void Speculation::choose_roots(std::span<const DraftRow> rows, const speculate::StepLoad& load) {
+void Speculation::open_step(std::span<const DraftRow> rows, const speculate::StepLoad& load) {
+    step_.load = load;
+    step_.calls = std::exchange(outcome_.calls, {});
+    outcome_ = {};
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+        step_.drafters[i] = {.works = sources_[i].works(),
+                             .passes = sources_[i].passes(),
+                             .looks_on = sources_[i].looks_on()};
+    step_.rows.clear();
     for (const DraftRow& row : rows) {
-        Slot& state = slot(row.request);
-        state.proposed = false;
-        state.ranked.reset(row.tokens.back());
+        const Slot& state = slot(row.request);
+        speculate::RowFacts& facts = step_.rows.emplace_back();
+        facts.request = row.request;
+        facts.keys = keys_of(settings_, row);
+        facts.max_drafts = row.max_drafts;
+        facts.drafts = state.drafts;
+        facts.read = state.read == std::ssize(row.tokens);
+        facts.coupled = settings_.coupling == Coupling::coupled && row.sampling != nullptr &&
+                        row.sampling->draw().temperature >= ops::kGreedyBelow;
+        if (row.prescribed != nullptr) facts.prescribed = *row.prescribed;
     }
-    if (!time_ || sources_.empty()) return;
-    budget_.grant(*time_, load, {}, {});  // time passes until its next probe
-    note_way(false);
+    tell(step_);
+    reset_slots(rows);
 }
 
-// Drafters without passes wait until they have read most of the texts: a step in which they draft
-// for a few says neither what they cost nor what goes without them.
-void Speculation::start_choice(std::span<const DraftRow> rows) {
-    plan_rows_.clear();
-    plan_index_.assign(rows.size(), kNoPlan);
-    std::int64_t drafting = 0, read = 0;
-    for (const DraftRow& row : rows) {
-        Slot& state = slot(row.request);
-        state.proposed = may_draft(row);
-        drafting += state.proposed ? 1 : 0;
-        read += state.proposed && has_read(row) ? 1 : 0;
-        state.prescribed = row.prescribed != nullptr;
-        state.candidates.reset(row.tokens.back());
-        state.temperature = row.sampling != nullptr ? row.sampling->draw().temperature : 0.0f;
-    }
-    const bool looks = looks_ && way_ == DraftingWay::none;
-    asks_free_ = ((way_ != DraftingWay::none && free_open_) || looks) && 2 * read >= drafting;
-    free_rows_ = asks_free_ && has_free() && !looks ? read : 0;
+// True if the drafter has seen what it drafts from; those without passes are the policy's matter.
+bool Speculation::can_ask(std::size_t source, const DraftRow& row) const {
+    if (!sources_[source].passes()) return true;
+    return is_awake(source) &&
+           sources_[source].drafter->follows(row.request, std::ssize(row.tokens) - 1);
 }
 
-// A request whose shape is to be planned, with what is proposed for it already.
-speculate::PlanRow Speculation::plan_row(const DraftRow& row) const {
-    const Slot& state = slot(row.request);
-    speculate::PlanRow planned{.bias = &state.bias,
-                               .coupled = state.coupled,
-                               .keys = keys_of(settings_, row),
-                               .max_drafts = row.max_drafts};
-    if (state.candidates.size() == 1) return planned;
+// A row whose draft models are to be planned, with what is proposed for it already.
+void Speculation::add_plan_row(std::span<const DraftRow> rows, std::size_t row) {
+    const DraftRow& asked = rows[row];
+    const Slot& state = slot(asked.request);
+    speculate::ProposedFacts::Row& facts = proposed_.rows.emplace_back();
+    facts.row = row;
+    for (std::size_t d = 0; d < kMaxDrafters; ++d)
+        facts.unable[d] = d >= sources_.size() || !sources_[d].passes() || !can_ask(d, asked);
+    if (state.candidates.size() == 1) return;
     const speculate::RankedTree ranked =
-        state.candidates.rank(table_, state.bias, std::min(1 + row.max_drafts, kMaxNodes));
+        state.candidates.rank(policy_.acceptance(), policy_.bias(asked.request),
+                              std::min(1 + asked.max_drafts, kMaxNodes));
     for (std::int32_t node = 1; node < ranked.tree.size(); ++node) {
         const auto depth = static_cast<std::size_t>(ranked.tree.depth(node));
         const double survival = ranked.survival[static_cast<std::size_t>(node)];
-        if (survival < kThere || depth > planned.reach.size()) break;
-        planned.reach[depth - 1] += static_cast<float>(survival);
-        ++planned.drafts;
-    }
-    return planned;
-}
-
-// A plan without drafters is not made again until planning takes a hundredth of the time: with 128
-// texts it takes 50 to 100 µs of a step of 0.9 ms on an H200, and says the same for many steps.
-void Speculation::note_planning(double seconds) {
-    constexpr double kShare = 0.01;
-    const bool nobody = !planner_.pays() && !planner_.learns();
-    resting_seconds_ = nobody ? seconds / kShare : 0;
-}
-
-// After the drafters that cost nothing have proposed: what the others are asked for.
-void Speculation::plan_drafting(std::span<const DraftRow> rows, speculate::StepLoad load) {
-    std::array<const speculate::DraftTime*, speculate::kMaxDrafters> times = {};
-    bool any = false;
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-        if (!sources_[i].passes() || !sources_[i].watch.awake()) continue;
-        any = true;
-        times[i] = &sources_[i].time;
-    }
-    if (!any) return;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        if (!may_draft(rows[i])) continue;
-        Slot& state = slot(rows[i].request);
-        for (std::size_t d = 0; d < sources_.size(); ++d)
-            if (times[d] != nullptr)
-                state.coupled[d] = coupled(static_cast<DrafterId>(d), state.temperature);
-        if (rows[i].prescribed != nullptr) {
-            const std::int64_t drafts = within(*rows[i].prescribed, rows[i].max_drafts).nodes - 1;
-            load.size.tokens += drafts;
-            load.size.keys += static_cast<double>(drafts) * keys_of(settings_, rows[i]);
-            load.max_drafts = std::max<std::int64_t>(load.max_drafts - drafts, 0);
-            continue;
-        }
-        if (way_ != DraftingWay::passes) continue;
-        if (plan_rows_.empty())
-            for (Source& source : sources_) source.able = 0;
-        plan_index_[i] = plan_rows_.size();
-        plan_rows_.push_back(plan_row(rows[i]));
-        bool able = false;
-        for (std::size_t d = 0; d < sources_.size(); ++d) {
-            if (times[d] == nullptr) continue;
-            plan_rows_.back().unable[d] = !can_ask(sources_[d], rows[i]);
-            sources_[d].able += plan_rows_.back().unable[d] ? 0 : 1;
-            able = able || !plan_rows_.back().unable[d];
-        }
-        planned_rows_ += able ? 1 : 0;
-    }
-    for (std::size_t d = 0; d < sources_.size(); ++d)
-        if (std::ranges::all_of(plan_rows_, [d](const auto& row) { return row.unable[d]; }))
-            times[d] = nullptr;
-    if (!time_ || settings_.grant == NodeGrant::everything) return;
-    std::array<bool, speculate::kMaxDrafters> probe = {};
-    for (std::size_t d = 0; d < sources_.size(); ++d) probe[d] = sources_[d].watch.wants_probe();
-    planner_.plan({.target = *time_,
-                   .table = table_,
-                   .times = times,
-                   .probe = probe,
-                   .load = load,
-                   .rows = plan_rows_});
-    for (std::size_t d = 0; d < sources_.size(); ++d) {
-        const auto id = static_cast<DrafterId>(d);
-        if (times[d] == nullptr) continue;
-        if (planner_.probes(id)) table_.fade(id);
-        for (std::size_t i = 0; i < rows.size(); ++i)
-            if (plan_index_[i] != kNoPlan && planner_.shape(id, plan_index_[i]).depth == 0)
-                slot(rows[i].request).bias.relax(id);
+        if (survival < kThere || depth > facts.reach.size()) break;
+        facts.reach[depth - 1] += static_cast<float>(survival);
+        ++facts.drafts;
     }
 }
 
-// Depth 0: the drafter is not asked for this row.
-DraftShape Speculation::shape_for(DrafterId id, std::span<const DraftRow> rows,
-                                  std::size_t row) const {
-    const DraftRow& asked = rows[row];
-    if (!may_draft(asked)) return DraftPlanner::kNotAsked;
-    if (!can_ask(sources_[id], asked)) return DraftPlanner::kNotAsked;
-    if (asked.prescribed != nullptr) return within(*asked.prescribed, asked.max_drafts);
-    if (settings_.grant == NodeGrant::everything) return within({}, asked.max_drafts);
-    if (!sources_[id].passes())
-        return within({.nodes = 1 + slot(asked.request).free_drafts}, asked.max_drafts);
-    if (way_ != DraftingWay::passes || rests_) return DraftPlanner::kNotAsked;
-    if (!time_) return within(DraftPlanner::kFirstShape, asked.max_drafts);
-    return planner_.shape(id, plan_index_[row]);
+void Speculation::plan(std::span<const DraftRow> rows, double free_seconds) {
+    if (!policy_.plans()) return;
+    proposed_.free_seconds = free_seconds;
+    proposed_.rows.clear();
+    for (std::size_t i = 0; i < rows.size(); ++i)
+        if (policy_.plans_row(i)) add_plan_row(rows, i);
+    tell(proposed_);
 }
 
 // One drafter's trees for all rows that it is asked for. Returns the seconds that it took.
 double Speculation::propose(DrafterId id, std::span<const DraftRow> rows) {
     Source& source = sources_[id];
     calls_.clear();
+    call_rows_.clear();
     for (std::size_t i = 0; i < rows.size(); ++i) {
         const DraftRow& row = rows[i];
-        const DraftShape shape = shape_for(id, rows, i);
+        if (!policy_.may_draft(i) || !can_ask(id, row)) continue;
+        const DraftShape shape = policy_.shape(id, i);
         if (shape.depth < 1) continue;
         proposals_[i].reset(id, row.tokens.back());
-        proposals_[i].coupled = source.passes() && slot(row.request).coupled[id];
+        proposals_[i].coupled = source.passes() && step_.rows[i].coupled;
         calls_.push_back({.request = row.request,
-                          .root_position = static_cast<std::int64_t>(row.tokens.size()) - 1,
+                          .root_position = std::ssize(row.tokens) - 1,
                           .block_table = row.block_table,
                           .sampling = row.sampling,
                           .progress = row.progress,
@@ -298,30 +161,30 @@ double Speculation::propose(DrafterId id, std::span<const DraftRow> rows) {
                           .coupled = proposals_[i].coupled,
                           .shape = shape,
                           .proposal = &proposals_[i]});
+        call_rows_.push_back(i);
     }
     if (calls_.empty()) return 0;
-    const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
+    const schedule::Time begin = now();
     if (const auto proposed = source.drafter->propose(calls_); !proposed) {
         give_up(source, proposed.error());
         return 0;
     }
-    const schedule::Time end = settings_.clock ? settings_.clock() : 0;
-    return merge(source, static_cast<double>(end - begin) * 1e-9);
+    return merge(source, rows, seconds_since(begin));
 }
 
 // Takes in what the calls brought, and what they took.
-double Speculation::merge(Source& source, double seconds) {
+double Speculation::merge(Source& source, std::span<const DraftRow> rows, double seconds) {
     std::int32_t levels = 1, asked = 1;
     std::int64_t computed = 0;  // by the drafter's passes
-    for (const speculate::DraftCall& call : calls_) {
-        Slot& state = slot(call.request);
+    for (std::size_t i = 0; i < calls_.size(); ++i) {
+        const speculate::DraftCall& call = calls_[i];
         if (call.constraint != nullptr && call.proposal->tree.size() > 1)
             *call.proposal = legal_part(*call.proposal, *call.constraint);
         if (call.progress != nullptr) remove_below_ends(*call.proposal, call.progress->rules());
         // A request that prescribes a width gets it: a chain where it is 1.
-        if (source.passes() && state.prescribed)
+        if (source.passes() && rows[call_rows_[i]].prescribed != nullptr)
             *call.proposal = speculate::narrowed(*call.proposal, call.shape.width);
-        const auto added = state.candidates.add(*call.proposal, settings_.vocabulary);
+        const auto added = slot(call.request).candidates.add(*call.proposal, settings_.vocabulary);
         if (!added) {
             give_up(source, added.error());
             return 0;
@@ -341,9 +204,18 @@ double Speculation::merge(Source& source, double seconds) {
     if (source.passes()) {
         // By the levels that were asked for, as it is planned: a GPU runs all of them, wherever the
         // trees have ended.
-        source.call = {asked, computed, seconds};
+        const auto id = static_cast<std::size_t>(&source - sources_.data());
+        outcome_.calls[id] = {asked, computed, seconds};
         draft_levels_ += levels;
     }
+    return seconds;
+}
+
+double Speculation::ask_all(std::span<const DraftRow> rows, bool passes) {
+    double seconds = 0;
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+        if (sources_[i].works() && sources_[i].passes() == passes)
+            seconds += propose(static_cast<DrafterId>(i), rows);
     return seconds;
 }
 
@@ -354,64 +226,50 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
           proposals_.size());
     std::fill(drafts.begin(), drafts.end(), 0);
     draft_levels_ = 0;
-    went_.reset();
-    planned_rows_ = 0;
-    upkeep_ = {};
-    learn_calls(false);
-    decoding_rows_ = static_cast<std::int64_t>(rows.size());
     if (settings_.script != nullptr) return follow_script(rows, load, drafts);
-    open_ways(rows);
-    if (sources_.empty() || (way_ == DraftingWay::none && prescribing_ == 0 && !looks_))
-        return choose_roots(rows, load);
-    start_choice(rows);
-    load.prompt_seconds = prompt_seconds(rows, load.size);
-    for (const bool passes : {false, true}) {
-        if (passes) {
-            const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
-            if (!rests_) plan_drafting(rows, load);
-            const schedule::Time end = settings_.clock ? settings_.clock() : 0;
-            upkeep_.look_on = static_cast<double>(end - begin) * 1e-9;
-            if (way_ == DraftingWay::passes && !rests_) note_planning(upkeep_.look_on);
-        }
-        double seconds = 0;
-        for (std::size_t i = 0; i < sources_.size(); ++i)
-            if (sources_[i].works() && sources_[i].passes() == passes)
-                seconds += propose(static_cast<DrafterId>(i), rows);
-        load.draft_seconds += seconds;
-        if (!passes && asks_free_ && !rows.empty())
-            free_seconds_ = seconds / static_cast<double>(rows.size());
-    }
+    open_step(rows, load);
+    if (!policy_.asks()) return;
+    offered_.free_seconds = ask_all(rows, false);
+    const schedule::Time begin = now();
+    plan(rows, offered_.free_seconds);
+    offered_.planning_seconds = seconds_since(begin);
+    offered_.model_seconds = ask_all(rows, true);
     offer(rows);
-    grant_prescribed(rows, load, drafts);
-    if (looks_ && way_ == DraftingWay::none)
-        note_way(false);
-    else if (settings_.grant == NodeGrant::measured)
-        grant_measured(load, drafts);
-    else
-        grant_everything(load, drafts);
-    if (asks_free_ && !starting()) note_granted(rows, drafts);
-    for (std::size_t i = 0; i < rows.size(); ++i) drafts[i] += prescribed_[i];
-}
-
-// Seconds of a step without drafts.
-double Speculation::prompt_seconds(std::span<const DraftRow> rows,
-                                   const speculate::StepSize& size) const {
-    const auto count = static_cast<std::int64_t>(rows.size());
-    if (!time_ || size.tokens <= count) return 0;
-    speculate::StepSize decoding{.rows = count, .tokens = count};
-    for (const DraftRow& row : rows) decoding.keys += keys_of(settings_, row);
-    return std::max(time_->seconds(size) - time_->seconds(decoding), 0.0);
+    tell(offered_);
+    std::ranges::copy(policy_.granted(), drafts.begin());
 }
 
 void Speculation::offer(std::span<const DraftRow> rows) {
-    offers_.clear();
+    offered_.drafts.clear();
+    offered_.survival.clear();
     for (const DraftRow& row : rows) {
         Slot& state = slot(row.request);
         const std::int32_t most = row.prescribed != nullptr
                                       ? within(*row.prescribed, row.max_drafts).nodes
                                       : 1 + row.max_drafts;
-        state.candidates.rank(table_, state.bias, std::min(most, kMaxNodes), state.ranked);
-        offers_.push_back({state.ranked.drafts(), keys_of(settings_, row)});
+        state.candidates.rank(policy_.acceptance(), policy_.bias(row.request),
+                              std::min(most, kMaxNodes), state.ranked);
+        const std::span<const double> survival = state.ranked.drafts();
+        offered_.drafts.push_back(static_cast<std::int32_t>(survival.size()));
+        offered_.survival.insert(offered_.survival.end(), survival.begin(), survival.end());
+    }
+}
+
+void Speculation::follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
+                                std::span<std::int32_t> drafts) {
+    std::int64_t left = load.max_drafts;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        Slot& state = slot(rows[i].request);
+        state.proposed = false;
+        state.ranked.reset(rows[i].tokens.back());
+        const speculate::Tree* tree = settings_.script->tree(rows[i].request);
+        if (tree == nullptr || tree->token(0) != rows[i].tokens.back() ||
+            tree->size() - 1 > rows[i].max_drafts || tree->size() - 1 > left)
+            continue;
+        state.ranked.tree = *tree;
+        std::fill_n(state.ranked.origins.begin(), tree->size(), DraftOrigin{});
+        drafts[i] = tree->size() - 1;
+        left -= drafts[i];
     }
 }
 

@@ -37,10 +37,12 @@ namespace espalier::engine {
 struct StepperSettings {
     schedule::SchedulerOptions schedule;
     NodeGrant grant = NodeGrant::measured;
-    Coupling coupling = Coupling::measured;
+    Coupling coupling = Coupling::coupled;
     // For the grant `measured`; none: learnt from the first steps.
     std::optional<speculate::StepTime> step_time;
     speculate::Memory memory = {};  // what speculation knows at its start
+    std::optional<speculate::PolicyPart> without = {};
+    PolicyObserver policy_observer = {};
 };
 
 // The target and the drafters are the stepper's own; the others are borrowed and must outlive it.

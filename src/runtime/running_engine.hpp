@@ -27,7 +27,7 @@ struct EngineOptions {
     SizeOptions sizes;
     std::vector<std::string> speculate = {"auto"};  // of kDrafterNames; see choose_drafters
     engine::NodeGrant grant = engine::NodeGrant::measured;
-    engine::Coupling coupling = engine::Coupling::measured;
+    engine::Coupling coupling = engine::Coupling::coupled;
     // See schedule::SchedulerOptions.
     bool prefix_cache = true;
     std::int64_t prefill_segment = cache::kPageTokens;

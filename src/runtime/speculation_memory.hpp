@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of what speculation has learnt (speculate/memory.hpp): one for each text identity, list
+// The file of speculation's memory (speculate/policy/memory.hpp): one for each text identity, list
 // of drafters and machine, in a directory of the user's. Numbers and names of drafters, no token of
 // a text. Written whole and by rename, so that two engines may share it: the later one's stands.
 // What is damaged, of another version or too large is no memory, and the next stop writes it anew.
@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/text_identity.hpp"
-#include "speculate/memory.hpp"
+#include "speculate/policy/memory.hpp"
 
 namespace espalier::runtime {
 

@@ -13,7 +13,7 @@
 //   While
 //            its drafts do not pay it is asked all the same, where that takes less than a hundredth
 //            of a step, and its proposals are compared with the drawn tokens, so the ranking stays
-//            warm (acceptance.hpp).
+//            warm (policy/acceptance.hpp).
 //   MTP      needs h_{q-1}, the target's hidden state after the final norm, for every token q.
 //            extend() names them as places in the step's own tap buffer, so no device type appears
 //            here: the drafter was built with that buffer, the backend and the draft layers' KV.
@@ -34,11 +34,12 @@
 //   published. The call has the request's sampling parameters, its progress (bans, counts of tokens
 //   along a path) and its choice, so a drafter may draw with the target's own noise at the node's
 //   position. Whether it does (coupled drafting) is the caller's to say, call by call. What a call
-//   may cost is planned before it (DraftShape, budget.hpp); what it took is measured.
+//   may cost is planned before it (DraftShape, policy/planner.hpp); what it took is measured.
 //
 // Proposals carry scores; what a score is worth is measured, per drafter, not believed (merge.hpp).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -113,6 +114,12 @@ struct DraftShape {
     std::int32_t nodes = kMaxNodes;   // root included
     bool operator==(const DraftShape&) const = default;
 };
+// The part of a shape that this many drafts have room for; depth 0: none.
+inline DraftShape within(const DraftShape& shape, std::int32_t max_drafts) {
+    return {.depth = std::min(shape.depth, max_drafts),
+            .width = std::min(shape.width, max_drafts),
+            .nodes = std::min(shape.nodes, 1 + max_drafts)};
+}
 
 struct DraftCall {
     RequestSlot request;

@@ -10,8 +10,6 @@ namespace espalier::speculate {
 
 namespace {
 
-constexpr std::size_t kMaxCandidates = kMaxDrafters * (kMaxNodes - 1) + 1;
-
 // Even a drafter that was always right is not certain: leaves every longer path a little cheaper.
 constexpr double kLargestConditional = 0.99;
 
@@ -200,39 +198,22 @@ void Candidates::rank(const AcceptanceTable& table, const RequestBias& bias, std
     }
 }
 
-std::array<Candidates::Shown, kMaxDrafters> Candidates::observe(std::span<const TokenId> drawn,
-                                                                AcceptanceTable& table,
-                                                                RequestBias& bias) const {
-    std::array<Shown, kMaxDrafters> shown = {};
-    std::int32_t parent = 0;
+void Candidates::compare(std::span<const TokenId> drawn,
+                         std::vector<Comparison>& comparisons) const {
+    comparisons.clear();
+    std::int32_t parent = 0, level = 0;
     for (const TokenId token : drawn) {
-        std::array<double, kMaxDrafters> expected = {};
-        std::array<bool, kMaxDrafters> hit = {};
-        std::uint8_t sources = 0;
         for (std::int32_t i = nodes_[at(parent)].first_child; i != kNoNode;
              i = nodes_[at(i)].next_sibling) {
             const Node& node = nodes_[at(i)];
-            sources |= node.sources;
-            for (DrafterId d = 0; d < kMaxDrafters; ++d) {
-                if ((node.sources >> d & 1) == 0) continue;
-                expected[d] += table.estimate(node.places[d]);
-                hit[d] = hit[d] || node.token == token;
-                table.observe(node.places[d], node.token == token);
-            }
+            for (DrafterId d = 0; d < kMaxDrafters; ++d)
+                if ((node.sources >> d & 1) != 0)
+                    comparisons.push_back({node.places[d], level, node.token == token});
         }
-        const auto hits = std::count(hit.begin(), hit.end(), true);
-        for (DrafterId d = 0; d < kMaxDrafters; ++d) {
-            if ((sources >> d & 1) == 0) continue;
-            bias.observe(d, std::min(1.0, expected[d]), hit[d]);
-            ++shown[d].places;
-            shown[d].hits += hit[d] ? 1 : 0;
-            const bool others_hit = hits > (hit[d] ? 1 : 0);
-            if (sources != 1u << d && !others_hit) table.observe_novelty(d, hit[d]);
-        }
+        ++level;
         parent = child(parent, token);
         if (parent == kNoNode) break;
     }
-    return shown;
 }
 
 }  // namespace espalier::speculate

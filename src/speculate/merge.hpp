@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "speculate/acceptance.hpp"
 #include "speculate/drafter.hpp"
+#include "speculate/policy/acceptance.hpp"
 #include "speculate/tree.hpp"
 
 namespace espalier::speculate {
@@ -47,6 +47,9 @@ struct RankedTree {
 // At most `width` nodes of each level, the first in the proposal's own order: a chain for width 1.
 Proposal narrowed(const Proposal& proposal, std::int32_t width);
 
+// Nodes of all proposals for one request: the root, and 63 drafts of each drafter.
+inline constexpr std::size_t kMaxCandidates = kMaxDrafters * (kMaxNodes - 1) + 1;
+
 class Candidates {
   public:
     explicit Candidates(TokenId root = 0) { reset(root); }
@@ -71,13 +74,8 @@ class Candidates {
 
     // Compares the candidates with what the target drew below the root, the accepted tokens and the
     // one after them: each child of a node on that path was right or wrong, other nodes say
-    // nothing. Ends with the draws, so a stop string or token limit counts against no node. Returns
-    // for each drafter the draws below nodes where it had proposals, and how many of these it had.
-    struct Shown {
-        std::int64_t places = 0, hits = 0;
-    };
-    std::array<Shown, kMaxDrafters> observe(std::span<const TokenId> drawn, AcceptanceTable& table,
-                                            RequestBias& bias) const;
+    // nothing. Ends with the draws, so a stop string or token limit counts against no node.
+    void compare(std::span<const TokenId> drawn, std::vector<Comparison>& comparisons) const;
 
     std::int32_t size() const { return static_cast<std::int32_t>(nodes_.size()); }
 

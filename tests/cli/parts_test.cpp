@@ -132,7 +132,7 @@ TEST(DraftSetting, IsReadFromAWord) {
     EXPECT_EQ(read("mtp:4"), "mtp 4 0 0 0");
     EXPECT_EQ(read("mtp:4x3"), "mtp 4 3 0 0");
     EXPECT_EQ(read("mtp:4/9@plain"), "mtp 4 0 9 1");
-    EXPECT_EQ(read("eagle3+mtp:4x4/8@coupled"), "eagle3+mtp 4 4 8 2");
+    EXPECT_EQ(read("eagle3+mtp:4x4/8@coupled"), "eagle3+mtp 4 4 8 0");
     for (const char* wrong :
          {"", "+", "mtp+", "mtp:", "mtp:x", "mtp:4x", "mtp:4/", "mtp:0", "mtp:-1", "mtp:4x2x3",
           "mtp:4/8/9", "mtp@", "mtp@shared", "off:4", "mtp:4.5", "mtp:99999999999"})

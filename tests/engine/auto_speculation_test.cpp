@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/simulated_load.hpp"
+#include "engine/simulated_machines.hpp"
 
 namespace espalier::engine {
 namespace {
@@ -24,58 +25,6 @@ const std::vector<std::int64_t> kClients = {1, 32};
 #else
 const std::vector<std::int64_t> kClients = {1, 8, 32, 128};
 #endif
-
-// Measured machines: Sapling and V2-Lite's dimensions on an H200, Sapling on two cores.
-const std::vector<SimulatedMachine> kMachines = {
-    {.name = "Sapling, H200",
-     .step = {{1, 385},
-              {8, 445},
-              {16, 580},
-              {32, 620},
-              {64, 760},
-              {128, 830},
-              {256, 1000},
-              {512, 1200},
-              {1024, 1600},
-              {2048, 2200}},
-     .per_row = 2.2,
-     .beside = true,
-     .graphs = true,
-     .draft_call = 80,
-     .draft_level = 90,
-     .draft_token = 0.1,
-     .look_on = 12,
-     .look_token = 0.25,
-     .free_row = 1.2,
-     .free_token = 0.4},
-    {.name = "V2-Lite, H200",
-     .step = {{1, 2230},
-              {8, 5500},
-              {32, 8700},
-              {128, 10600},
-              {256, 12500},
-              {512, 16500},
-              {2048, 34000}},
-     .per_row = 2,
-     .beside = true,
-     .graphs = true,
-     .draft_call = 100,
-     .draft_level = 300,
-     .draft_token = 2,
-     .look_on = 40,
-     .look_token = 0.3,
-     .free_row = 1,
-     .free_token = 0.4},
-    {.name = "Sapling, CPU",
-     .step = {{1, 1100}, {2, 1350}, {4, 1800}, {8, 2700}, {16, 4600}, {64, 16000}, {2048, 500000}},
-     .per_row = 5,
-     .draft_call = 60,
-     .draft_level = 250,
-     .draft_token = 30,
-     .look_on = 5,
-     .look_token = 11,
-     .free_row = 2,
-     .free_token = 0.4}};
 
 struct Comparison {
     double whole = 0, later = 0;  // auto over off, in all and in the second half
@@ -112,7 +61,7 @@ TEST(AutoSpeculation, CostsLittleWhereNothingIsGainedAndGainsWhatAFixedChoiceGai
         EXPECT_GT(came.later, 0.97) << where;
         EXPECT_GT(came.whole, 0.955 * came.best) << where;
     };
-    for (const SimulatedMachine& machine : kMachines)
+    for (const SimulatedMachine& machine : {kSaplingH200, kV2LiteH200, kSaplingCpu})
         for (const std::int64_t clients : kClients)
             for (const double right : {0.0, 0.3, 0.6, 0.85}) {
                 odd = !odd;
@@ -136,7 +85,7 @@ TEST(AutoSpeculation, FindsWhatPaysThoughMeasuredTimesAreOff) {
                 return simulate(machine, {free, one, two}, load).tokens_per_second /
                        simulate(machine, {}, load).tokens_per_second;
             };
-            SimulatedMachine machine = kMachines[0];
+            SimulatedMachine machine = kSaplingH200;
             const double quiet = gain(machine);
             machine.noise = 0.05;
             machine.outliers = 1.0 / 300;
@@ -159,7 +108,7 @@ TEST(AutoSpeculation, NoDisturbedOrPrescribedStepCondemnsDrafting) {
     const SimulatedDrafter model{.right = 0.75, .right_in_chats = 0.6};
     for (const std::int64_t length : {0, 3, 12, 40}) {
         std::vector<std::int64_t> steps;
-        SimulatedMachine machine = kMachines[2];
+        SimulatedMachine machine = kSaplingCpu;
         machine.noise = 0.1;
         machine.burst_steps = length;
         machine.bursts = length > 0 ? 0.25 / static_cast<double>(length) : 0;
@@ -176,7 +125,7 @@ TEST(AutoSpeculation, NoDisturbedOrPrescribedStepCondemnsDrafting) {
 // Fresh servers with a request of 120 tokens, against the best chain that could have been asked for
 // by name.
 TEST(AutoSpeculation, ASecondStartIsWarm) {
-    for (const SimulatedMachine& machine : {kMachines[0], kMachines[2]}) {
+    for (const SimulatedMachine& machine : {kSaplingH200, kSaplingCpu}) {
         const SimulatedDrafter free{.passes = false, .right = 0.6, .offers = 0.5};
         const SimulatedDrafter one{.right = 0.7}, two{.right = 0.8};
         const double off = simulate_starts(machine, {}, 120, 0);
@@ -202,7 +151,7 @@ TEST(AutoSpeculation, ASecondStartIsWarm) {
 
 // Memories of drafts that are always right, of drafts that never are.
 TEST(AutoSpeculation, AWrongMemoryCostsLittle) {
-    for (const SimulatedMachine& machine : {kMachines[0], kMachines[2]}) {
+    for (const SimulatedMachine& machine : {kSaplingH200, kSaplingCpu}) {
         const SimulatedDrafter right{.right = 0.9, .spread = 0.05}, wrong{.right = 0};
         speculate::Memory learnt;
         simulate_starts(machine, {right, right}, 400, 0, {}, &learnt);
@@ -218,8 +167,8 @@ TEST(AutoSpeculation, ComputesNoMorePromptsWhereDraftModelsAreLeftBehind) {
     const SimulatedLoad load{
         .clients = 32, .prompt = 200, .spread_lengths = true, .prompts = 20, .pages = 7};
     const SimulatedDrafter wrong{.right = 0};
-    const double off = simulate(kMachines[0], {}, load).prompt_tokens;
-    EXPECT_LT(simulate(kMachines[0], {wrong, wrong}, load).prompt_tokens, 1.05 * off);
+    const double off = simulate(kSaplingH200, {}, load).prompt_tokens;
+    EXPECT_LT(simulate(kSaplingH200, {wrong, wrong}, load).prompt_tokens, 1.05 * off);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "engine/simulated_load.hpp"
 
 #include <memory>
+#include <utility>
 
 #include "base/random.hpp"
 
@@ -29,7 +30,8 @@ void prescribe_tree(Request& request) {
 
 Request request_of(const SimulatedLoad& load, Random& random, bool speculate) {
     Request request;
-    request.prompt.resize(static_cast<std::size_t>(load.prompt));
+    const bool is_long = load.long_prompt > 0 && random.chance(0.5);
+    request.prompt.resize(static_cast<std::size_t>(is_long ? load.long_prompt : load.prompt));
     Random repeated(
         static_cast<std::uint64_t>(load.prompts > 0 ? random.between(1, load.prompts) : 0));
     Random& source = load.prompts > 0 ? repeated : random;
@@ -39,10 +41,12 @@ Request request_of(const SimulatedLoad& load, Random& random, bool speculate) {
     request.output.max_tokens =
         load.spread_lengths ? random.between(length / 4, 7 * length / 4) : length;
     request.output.ignore_eos = true;
-    request.sampling.temperature = 0;
+    request.sampling.temperature = load.temperature;
     request.logprobs = false;
     request.speculate = speculate;
     request.draft_depth = load.depth;
+    if (load.chats > 0 && random.chance(load.chats))
+        request.prompt[0] = request.prompt[1] = SimulatedServer::kChat;
     if (load.prescribed > 0 && random.chance(load.prescribed)) prescribe_tree(request);
     return request;
 }
@@ -51,9 +55,9 @@ Request request_of(const SimulatedLoad& load, Random& random, bool speculate) {
 
 SimulatedResult simulate(const SimulatedMachine& machine,
                          const std::vector<SimulatedDrafter>& drafters, const SimulatedLoad& load) {
-    SimulatedServer server(machine, drafters, load.clients, load.pages);
-    std::int64_t ended = 0, submitted = 0;
-    Random random(static_cast<std::uint64_t>(load.clients));
+    SimulatedServer server(machine, drafters, load.clients, load.pages, load.known);
+    std::int64_t ended = 0, submitted = 0, waiting = 0;
+    Random random(static_cast<std::uint64_t>(load.clients) + 1000 * load.seed);
     const auto receiver = std::make_shared<EndCounter>(ended);
     const auto submit = [&] {
         server.submit(request_of(load, random, !drafters.empty()), receiver);
@@ -65,9 +69,9 @@ SimulatedResult simulate(const SimulatedMachine& machine,
     std::int64_t half_tokens = 0;
     std::int64_t tokens = 0, steps = 0, rows = 0;
     while (tokens < load.steps * load.clients) {
-        ended = 0;
         const StepReport report = server.step();
-        for (; ended > 0; --ended) submit();
+        waiting += std::exchange(ended, 0);
+        for (; waiting > 0 && (!load.in_batches || server.idle()); --waiting) submit();
         tokens += report.committed;
         if (half_time == 0 && 2 * tokens >= load.steps * load.clients) {
             half_time = server.now();

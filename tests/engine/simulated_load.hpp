@@ -14,14 +14,20 @@ namespace espalier::engine {
 struct SimulatedLoad {
     std::int64_t clients = 1;
     std::int64_t prompt = 100, output = 128;
-    bool spread_lengths = false;  // 1/4 to 7/4 of the output instead
-    int prompts = 0;              // different ones; 0: no two are the same
-    std::int64_t pages = 10;      // of the cache, for each client
-    std::int64_t steps = 1000;    // that plain decoding would take, about
+    bool spread_lengths = false;   // 1/4 to 7/4 of the output instead
+    bool in_batches = false;       // requests wait until all that run have ended
+    std::int64_t long_prompt = 0;  // of every second request, where it is not 0
+    int prompts = 0;               // different ones; 0: no two are the same
+    std::int64_t pages = 10;       // of the cache, for each client
+    std::int64_t steps = 1000;     // that plain decoding would take, about
     // Prescribed levels, 0: what pays.
     std::int32_t depth = 0;
     // The share of requests that prescribe trees of four levels of three nodes.
     double prescribed = 0;
+    double chats = 0;  // the share of requests that are chats (SimulatedDrafter::right_in_chats)
+    float temperature = 0;
+    std::uint64_t seed = 0;  // of prompts and lengths
+    speculate::Memory known = {};
 };
 
 struct SimulatedResult {

@@ -39,6 +39,7 @@ class SimulatedTarget final : public Target {
               .eos_token_ids = {1},
               .limits = {.max_tokens = kStepTokens, .max_gather = kStepTokens, .max_kv_len = 4096},
               .kv_layout = cache::make_layout(1, mla::KvFormat::bf16),
+              .pair_cost = {.absorbed = machine.key / machine.prompt_token_time()},
               .page_count = page_count} {}
 
     const TargetInfo& info() const override { return info_; }
@@ -47,12 +48,16 @@ class SimulatedTarget final : public Target {
         const std::int64_t bucket =
             machine_.graphs ? batch::token_bucket(host.capacity.tokens()) : 0;
         const std::int64_t tokens = bucket > 0 ? bucket : host.capacity.tokens();
-        clock_.begin_step();
-        clock_.pass(machine_.per_row * static_cast<double>(host.capacity.table_rows));
-        done_ = clock_.now + clock_.taken(machine_.step_time(tokens));
-        if (!machine_.beside) clock_.now = done_;
         ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
                                   batch_.upload(device_.stream(), host));
+        double keys = 0;
+        for (std::int64_t i = 0; i < batch.cap_tokens; ++i) keys += batch.position[i];
+        clock_.begin_step();
+        clock_.pass(machine_.per_row * static_cast<double>(host.capacity.table_rows));
+        done_ = clock_.now + clock_.taken((machine_.step_time(tokens) + machine_.key * keys) *
+                                          (clock_.drafted ? 1 + machine_.displaced : 1));
+        clock_.drafted = false;
+        if (!machine_.beside) clock_.now = done_;
         nonfinite_.assign(static_cast<std::size_t>(batch.cap_tokens), 0);
         draws_.clear();
         for (std::int64_t g = 0; g < batch.cap_gather; ++g) {
@@ -135,18 +140,24 @@ class SimulatedSource final : public speculate::Drafter {
     void preempted(RequestSlot request) override { followed_.begin(request); }
     void forget() override { followed_.forget(); }
     bool follows(RequestSlot request, std::int64_t root_position) const override {
-        return !habits_.passes || followed_.whole(request, root_position);
+        if (!habits_.passes) return true;
+        clock_.pass(machine_.plan_row);
+        return followed_.whole(request, root_position);
     }
     Expected<void> propose(std::span<const speculate::DraftCall> calls) override {
         std::int32_t levels = 0;
-        std::int64_t computed = 0;
+        std::int64_t computed = 0, nodes = 0;
         for (const speculate::DraftCall& call : calls) {
             computed += grow(call);
             levels = std::max(levels, call.shape.depth);
+            // Texts that repeat do so in many places: an n-gram fills its tree.
+            nodes += call.proposal->tree.size() > 1 ? call.shape.nodes - 1 : 0;
         }
+        clock_.drafted = clock_.drafted || habits_.passes;
         clock_.pass(habits_.passes ? machine_.draft_call + machine_.draft_level * levels +
                                          machine_.draft_token * static_cast<double>(computed)
-                                   : machine_.free_row * static_cast<double>(calls.size()));
+                                   : machine_.free_row * static_cast<double>(calls.size()) +
+                                         machine_.free_node * static_cast<double>(nodes));
         return {};
     }
 
@@ -169,7 +180,8 @@ class SimulatedSource final : public speculate::Drafter {
             bool right;
         };
         const std::int32_t page = call.block_table.empty() ? 0 : call.block_table[0];
-        const double right = right_[call.request];
+        const double right =
+            std::min(right_[call.request] * (call.coupled ? habits_.coupled : 1), 0.98);
         std::vector<Node> frontier = {{0, call.proposal->tree.token(0), true}};
         std::int64_t computed = 0;
         const std::int32_t depth = std::min(call.shape.depth, habits_.passes ? 16 : 12);
@@ -234,6 +246,12 @@ double SimulatedMachine::step_time(std::int64_t tokens) const {
     return left_time + share * (right_time - left_time);
 }
 
+double SimulatedMachine::prompt_token_time() const {
+    const auto& [left_tokens, left_time] = step[step.size() - 2];
+    const auto& [right_tokens, right_time] = step.back();
+    return (right_time - left_time) / static_cast<double>(right_tokens - left_tokens);
+}
+
 schedule::Time SimulatedClock::taken(double microseconds) {
     if (machine_.noise > 0) microseconds *= 1 + machine_.noise * (2 * random_.unit() - 1);
     if (machine_.outliers > 0 && random_.chance(machine_.outliers)) microseconds *= 5;
@@ -254,6 +272,8 @@ SimulatedServer::SimulatedServer(const SimulatedMachine& machine,
     : machine_(machine), clock_(machine_) {
     StepperSettings settings;
     settings.memory = memory;
+    settings.without = machine.without;
+    settings.policy_observer = machine.observer;
     settings.schedule.max_rows = static_cast<std::int32_t>(rows);
     settings.schedule.max_model_len = 1024;
     settings.schedule.page_count = rows * pages + 1;

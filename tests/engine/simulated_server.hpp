@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@ struct SimulatedMachine {
     // A step by its tokens; linear in between and beyond. On top of it the host's time for a row.
     std::vector<std::pair<std::int64_t, double>> step;
     double per_row = 0;
+    double key = 0;  // of a key that a token sees
     // A GPU: the host goes on while a step runs, and a step takes as long as the next recorded size
     // (batch/captured_steps.hpp).
     bool beside = false, graphs = false;
@@ -28,8 +30,14 @@ struct SimulatedMachine {
     // (the KV of committed tokens), each step and each token.
     double draft_call = 0, draft_level = 0, draft_token = 0;
     double look_on = 0, look_token = 0;
-    // A drafter without a model: each row that it is asked for, each token that it reads.
-    double free_row = 0, free_token = 0;
+    // A row's plan, for each draft model.
+    double plan_row = 0;
+    // A drafter without a model: each row that it is asked for, each token that it reads, each node
+    // that it proposes (it is merged and ranked).
+    double free_row = 0, free_token = 0, free_node = 0;
+    // Share by which a step takes longer behind a draft model's passes, whose weights have
+    // displaced the target's.
+    double displaced = 0;
     // Error of every time, evenly up to this share of it either way; and the chance of one that
     // is five times as long, as by an interrupt.
     double noise = 0, outliers = 0;
@@ -38,8 +46,12 @@ struct SimulatedMachine {
     double bursts = 0;
     std::int64_t burst_steps = 0;
     std::uint64_t seed = 1;  // of all these
+    // For the policy of servers on it:
+    std::optional<speculate::PolicyPart> without = {};
+    PolicyObserver observer = {};
 
     double step_time(std::int64_t tokens) const;
+    double prompt_token_time() const;  // of one more token in a long step
 };
 
 struct SimulatedDrafter {
@@ -50,6 +62,8 @@ struct SimulatedDrafter {
     double right_in_chats = 0.5;  // the same in texts of chats (SimulatedServer::kChat)
     double second = 0.4;          // that the second choice is, where the first is not
     double offers = 1;            // that it has anything to offer at all
+    double coupled =
+        1;  // times `right`, where it draws with the target's noise (DraftCall::coupled)
 };
 
 // Moved by what happens on the machine.
@@ -63,6 +77,7 @@ class SimulatedClock {
     schedule::Time taken(double microseconds);
     void pass(double microseconds) { now += taken(microseconds); }
     void begin_step();
+    bool drafted = false;  // since the last step, by a draft model
 
   private:
     const SimulatedMachine machine_;

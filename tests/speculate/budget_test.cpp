@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grants against brute force over all grants, and the laws they must obey.
-#include "speculate/budget.hpp"
+#include "speculate/policy/budget.hpp"
 
 #include <gtest/gtest.h>
 

@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "speculate/budget.hpp"
 #include "speculate/merge.hpp"
 #include "speculate/ngram.hpp"
+#include "speculate/policy/budget.hpp"
 #include "speculate/random.hpp"
 
 namespace espalier::speculate {
@@ -110,7 +110,9 @@ Totals run(std::vector<Text> texts, Random& random) {
             Text drawn;  // the text is what the target draws: walk down while a child has it
             for (std::int32_t node = 0; node != kNoNode; node = tree.child(node, drawn.back()))
                 drawn.push_back(r.text[r.committed + drawn.size()]);
-            r.candidates.observe(drawn, table, r.bias);
+            std::vector<Comparison> comparisons;
+            r.candidates.compare(drawn, comparisons);
+            observe(comparisons, table, r.bias);
             const Commitment commitment{RequestSlot(static_cast<std::int32_t>(i)), drawn};
             drafter.commit({&commitment, 1});
             r.committed += drawn.size();

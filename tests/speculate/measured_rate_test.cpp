@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ways of decoding on machines whose rates are known: the best one is taken, what a slower one
 // costs is bounded, and a change is noticed.
-#include "speculate/measured_rate.hpp"
+#include "speculate/policy/measured_rate.hpp"
 
 #include <gtest/gtest.h>
 
@@ -24,11 +24,11 @@ struct Count {
 };
 
 Count run(MeasuredRate& rate, const TestMachine& machine, int steps, std::int64_t rows = 4,
-          MeasuredRate::Drafters drafters = {.free = true, .passes = true}) {
+          MeasuredRate::Question question = {.free = true, .passes = true, .plain_seconds = 1}) {
     Random random(7);
     Count count;
     for (int i = 0; i < steps; ++i) {
-        const DraftingWay way = rate.next(rows, drafters);
+        const DraftingWay way = rate.next(rows, question);
         const auto index = static_cast<std::size_t>(way);
         const double tokens = machine.tokens[index] * static_cast<double>(rows);
         ++count.steps[index];
@@ -108,12 +108,18 @@ TEST(MeasuredRate, ClientsOfAPowerOfTwoAreInOneClassWithFewerOfThem) {
     EXPECT_FALSE(rate.suspended(64, DraftingWay::passes));
 }
 
-// A way that loses half of the time is known for it after nine steps of it.
-TEST(MeasuredRate, SimplerWaysComeFirst) {
+// A way that loses half of the time goes on until a simpler one was tried.
+TEST(MeasuredRate, OneStepInThirtyTwoTellsWhatASimplerWayComesTo) {
     MeasuredRate rate;
-    EXPECT_EQ(run(rate, {}, 4, 128).steps, (std::array<int, 3>{4, 0, 0}));
-    EXPECT_EQ(run(rate, {}, 4, 128).steps, (std::array<int, 3>{0, 4, 0}));
-    EXPECT_EQ(run(rate, {.tokens = {1, 1, 0.5}}, 100, 128).steps[2], 9);
+    const Count count = run(rate, {.tokens = {1, 1, 0.5}}, 40, 128);
+    EXPECT_EQ(count.steps[2], 32);
+}
+
+TEST(MeasuredRate, NothingIsTriedInStepsThatDoNotCount) {
+    MeasuredRate rate;
+    for (int i = 0; i < 100; ++i)
+        EXPECT_EQ(rate.next(4, {.free = true, .passes = true, .counts = false}),
+                  DraftingWay::passes);
 }
 
 TEST(MeasuredRate, OffersNoWayWithoutItsDrafters) {

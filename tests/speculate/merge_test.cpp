@@ -27,6 +27,13 @@ class AcceptanceInspection {
 
 namespace {
 
+auto observe_draws(const Candidates& candidates, std::span<const TokenId> drawn,
+                   AcceptanceTable& table, RequestBias& bias) {
+    std::vector<Comparison> comparisons;
+    candidates.compare(drawn, comparisons);
+    return observe(comparisons, table, bias);
+}
+
 double tried(const AcceptanceTable& table, const Place& place) {
     return AcceptanceInspection::tried(table, place);
 }
@@ -129,7 +136,7 @@ TEST(Merge, CountsANodeToTheSurestDrafter) {
     // The other was right alone at one of two places: that is what it adds.
     AcceptanceTable seen;
     RequestBias bias;
-    const auto shown = candidates.observe(std::array<TokenId, 1>{30}, seen, bias);
+    const auto shown = observe_draws(candidates, std::array<TokenId, 1>{30}, seen, bias);
     EXPECT_EQ(shown[0].places, 1);
     EXPECT_EQ(shown[0].hits, 0);
     EXPECT_EQ(shown[1].hits, 1);
@@ -298,7 +305,7 @@ TEST(Acceptance, OnlyChildrenOfThePathAreJudgedAndOnlyAsFarAsWasDrawn) {
     const auto judged = [&](std::vector<TokenId> drawn) {
         AcceptanceTable table;
         RequestBias bias;
-        candidates.observe(drawn, table, bias);
+        observe_draws(candidates, drawn, table, bias);
         return std::vector<double>{tried(table, first), tried(table, second), tried(table, deeper),
                                    tried(table, deepest), tried(table, elsewhere)};
     };
@@ -313,7 +320,8 @@ TEST(Acceptance, OnlyChildrenOfThePathAreJudgedAndOnlyAsFarAsWasDrawn) {
 
     AcceptanceTable table;
     RequestBias bias;
-    for (int i = 0; i < 200; ++i) candidates.observe(std::vector<TokenId>{4, 6}, table, bias);
+    for (int i = 0; i < 200; ++i)
+        observe_draws(candidates, std::vector<TokenId>{4, 6}, table, bias);
     EXPECT_LT(table.estimate(first), 0.05);
     EXPECT_GT(table.estimate(second), 0.9);
     EXPECT_EQ(candidates.rank(table, bias, 2).tree.token(1), 4);  // measured, not believed

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans of what is drafted: the laws they must obey, on machines whose times are known and drafters
 // whose acceptance is.
-#include "speculate/planner.hpp"
+#include "speculate/policy/planner.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,6 @@
 #include <optional>
 #include <vector>
 
-#include "speculate/coupling.hpp"
 #include "speculate/random.hpp"
 
 namespace espalier::speculate {
@@ -211,8 +210,7 @@ TEST(Planner, DoesNotPayForWhatIsThereAlready) {
     EXPECT_EQ(planning.plan({row})[0].depth, 0);
 }
 
-// Equal costs: the better of two is asked, and the other beside it only where it has what is
-// missing.
+// Equal costs: the better of two is asked.
 TEST(Planner, AsksTheDrafterThatPaysMore) {
     Planning planning(
         1e-4, {{.first = 0.5, .level_seconds = 1e-3}, {.first = 0.8, .level_seconds = 1e-3}});
@@ -223,13 +221,6 @@ TEST(Planner, AsksTheDrafterThatPaysMore) {
     const std::vector<DraftShape> shapes = planning.plan({planning.row()});
     EXPECT_EQ(shapes[0].depth, 0);
     EXPECT_GE(shapes[1].depth, 3);
-    // Both cheap and each right where the other is wrong: both.
-    Planning both(1e-5,
-                  {{.first = 0.5, .level_seconds = 1e-5}, {.first = 0.5, .level_seconds = 1e-5}});
-    for (int i = 0; i < 200; ++i)
-        for (const DrafterId d : {DrafterId{0}, DrafterId{1}})
-            both.table.observe_novelty(d, i % 10 < 8);
-    for (const DraftShape& shape : both.plan({both.row()})) EXPECT_GE(shape.depth, 1);
 }
 
 // ---- parts
@@ -290,46 +281,6 @@ TEST(ExpectedTree, NeverExpectsMoreThanCertainty) {
             for (const float survival : tree.level(width, depth)) EXPECT_LE(survival, before);
         }
     }
-}
-
-TEST(Coupling, StartsFromTheTemperatureAndFollowsWhatIsSeen) {
-    CouplingPolicy policy;
-    EXPECT_FALSE(policy.prefers_coupled(0, 0.0f));
-    EXPECT_FALSE(policy.prefers_coupled(0, 0.5f));
-    EXPECT_TRUE(policy.prefers_coupled(0, 0.6f));
-    EXPECT_TRUE(policy.prefers_coupled(0, 1.0f));
-    // At 1.0 plain drafts turn out better, for drafter 0 alone.
-    for (int i = 0; i < 200; ++i) {
-        policy.observe(0, 1.0f, true, 3, 1);
-        policy.observe(0, 1.0f, false, 3, 2);
-    }
-    EXPECT_FALSE(policy.prefers_coupled(0, 1.0f));
-    EXPECT_TRUE(policy.prefers_coupled(1, 1.0f));
-    EXPECT_TRUE(policy.prefers_coupled(0, 0.7f));  // another class
-    // And then the other way again.
-    for (int i = 0; i < 2000; ++i) {
-        policy.observe(0, 1.0f, true, 3, 2);
-        policy.observe(0, 1.0f, false, 3, 1);
-    }
-    EXPECT_TRUE(policy.prefers_coupled(0, 1.0f));
-}
-
-// A hard text lowers both alike: the mode that was tried on it is not left for that.
-TEST(Coupling, IsNotJudgedByHowHardTheTextIs) {
-    CouplingPolicy policy;
-    for (int i = 0; i < 300; ++i) policy.observe(0, 1.0f, true, 10, 1);
-    EXPECT_TRUE(policy.prefers_coupled(0, 1.0f));
-}
-
-TEST(Coupling, TriesTheOtherWayNowAndThen) {
-    CouplingPolicy policy;
-    int coupled = 0, greedy = 0;
-    for (int i = 0; i < 320; ++i) {
-        coupled += policy.choose(0, 1.0f) ? 1 : 0;
-        greedy += policy.choose(0, 0.0f) ? 1 : 0;
-    }
-    EXPECT_EQ(coupled, 310);
-    EXPECT_EQ(greedy, 0);
 }
 
 TEST(DraftTime, TellsLevelsFromNodesAndShrugsAtAWildCall) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cost model against machines whose times are known.
-#include "speculate/step_time.hpp"
+#include "speculate/policy/step_time.hpp"
 
 #include <gtest/gtest.h>
 

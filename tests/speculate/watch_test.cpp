@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When a draft model is left behind, and when it comes back.
-#include "speculate/watch.hpp"
+#include "speculate/policy/watch.hpp"
 
 #include <gtest/gtest.h>
 
@@ -24,8 +24,7 @@ int run(Watch& watch, const TestSteps& steps, int count) {
                        .look_on = awake ? 0.05 : 0,
                        .gain = awake && steps.able ? steps.gain : 0,
                        .pause = steps.may_draft ? 0 : 4096,
-                       .able = awake && steps.able,
-                       .probed = watch.wants_probe() && steps.able});
+                       .able = awake && steps.able});
     }
     return looked_on;
 }
@@ -57,24 +56,6 @@ TEST(Watch, IsLeftBehindWhereDraftModelsMayNotBeAsked) {
     EXPECT_GT(run(watch, {.gain = 0.2}, 100), 95);
 }
 
-TEST(Watch, ComesBackWhereFarFewerRowsAreLeft) {
-    Watch watch;
-    run(watch, {.rows = 64}, 100);
-    EXPECT_EQ(run(watch, {.rows = 33, .gain = 0.2}, 200), 0);
-    EXPECT_GT(run(watch, {.rows = 16, .gain = 0.2}, 200), 180);
-}
-
-TEST(Watch, IsAskedAnewWhenItComesBack) {
-    Watch watch;
-    EXPECT_FALSE(watch.wants_probe());  // its first calls come anyway
-    run(watch, {}, 100);
-    EXPECT_FALSE(watch.wants_probe());
-    watch.wake();
-    EXPECT_TRUE(watch.wants_probe());
-    run(watch, {}, 2);
-    EXPECT_FALSE(watch.wants_probe());  // 16 texts were seen
-}
-
 TEST(Watch, AClockThatStandsStillSaysNothing) {
     Watch watch;
     for (int i = 0; i < 1000; ++i) watch.observe({.seconds = 0});
@@ -90,7 +71,6 @@ TEST(Watch, OneThatIsLeftBecauseItMayNotDraftComesBackWithItsWay) {
     EXPECT_FALSE(watch.awake());
     watch.observe({.rows = 8, .seconds = 1});
     EXPECT_TRUE(watch.awake());
-    EXPECT_TRUE(watch.wants_probe());
 }
 
 }  // namespace

@@ -21,15 +21,12 @@ class Watch {
         double gain = 0;         // seconds that asking this model was expected to save
         std::int64_t pause = 0;  // steps until draft models may be asked in such ones
         bool able = true;        // this one has seen most of the texts
-        bool probed = false;     // it was asked to learn
     };
     void observe(const Step& step);
 
     bool awake() const { return awake_; }
     // Keeps the model up to date again, whatever that costs.
     void wake();
-    // True if it should be asked even if it does not pay: it missed texts, its figures are old.
-    bool wants_probe() const { return awake_ && wanted_probes_ > 0; }
 
   private:
     void leave(const Step& step);
@@ -41,12 +38,9 @@ class Watch {
     double steps_ = 0, cost_ = 0, gain_ = 0;
     double spent_ = 0;         // seconds that it cost since it was woken, its gains taken off
     std::int64_t closed_ = 0;  // steps in a row in which no draft model may be asked
-    std::int64_t wanted_probes_ = 0;  // texts
     // While it does not.
-    double pause_left_ = 0;     // seconds
-    double pauses_ = 1;         // the next one in first ones
-    std::int64_t left_at_ = 0;  // rows
-    std::int64_t fewer_ = 0;    // steps in a row with far fewer
+    double pause_left_ = 0;  // seconds
+    double pauses_ = 1;      // the next one in first ones
 };
 
 }  // namespace espalier::speculate

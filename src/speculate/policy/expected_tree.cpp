@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "speculate/expected_tree.hpp"
+#include "speculate/policy/expected_tree.hpp"
 
 #include <algorithm>
 #include <functional>

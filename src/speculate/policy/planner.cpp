@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "speculate/planner.hpp"
+#include "speculate/policy/planner.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "base/check.hpp"
@@ -18,13 +19,6 @@ constexpr std::array<DraftShape, 4> kFirstShapes = {{DraftPlanner::kFirstShape,
                                                      {.depth = 1, .width = 1, .nodes = 2},
                                                      {.depth = 2, .width = 4, .nodes = 9},
                                                      {.depth = 4, .width = 2, .nodes = 9}}};
-
-DraftShape within(const DraftShape& shape, std::int32_t max_drafts) {
-    if (max_drafts < 1) return DraftPlanner::kNotAsked;
-    return {.depth = std::min(shape.depth, max_drafts),
-            .width = std::min(shape.width, max_drafts),
-            .nodes = std::min(shape.nodes, 1 + max_drafts)};
-}
 
 constexpr std::int64_t kLongPrompts = 256;  // tokens
 constexpr std::size_t kManyRows = 16;
@@ -58,8 +52,7 @@ class Descent {
     std::int32_t depth() const { return depth_; }
     std::span<const float> nodes() const { return nodes_; }  // of the level
     std::int32_t computed() const { return computed_; }      // by the drafter's passes
-    double fresh() const { return fresh_; }    // the part of its survival that is not there yet
-    double merged() const { return merged_; }  // chance that all together reach it
+    double fresh() const { return fresh_; }  // the part of its survival that is not there yet
 
   private:
     const ExpectedTree& tree_;
@@ -85,10 +78,10 @@ const ExpectedTree& DraftPlanner::tree(const PlanQuestion& q, DrafterId drafter,
                                        const PlanRow& row) {
     const double steps = static_cast<double>(kBiasSteps - 1) / RequestBias::kLargest;
     const auto bias = static_cast<std::size_t>(std::lround(row.bias->factor(drafter) * steps));
-    Cached& cached = trees_.at(drafter)[row.coupled.at(drafter) ? 1 : 0].at(bias);
+    Cached& cached = trees_.at(drafter)[row.coupled ? 1 : 0].at(bias);
     if (cached.made < 0 || plans_ - cached.made >= kTreeAge) {
         cached.tree =
-            ExpectedTree(q.table, drafter, row.coupled[drafter], static_cast<double>(bias) / steps);
+            ExpectedTree(q.table, drafter, row.coupled, static_cast<double>(bias) / steps);
         cached.made = plans_;
     }
     return cached.tree;
@@ -210,23 +203,6 @@ void DraftPlanner::add(const PlanQuestion& q, DrafterId drafter, const Standing&
     if (out.outlook.rate > 0) round(std::max<std::int64_t>(out.outlook.drafts - first, 1));
 }
 
-// The standing with an addition made.
-void DraftPlanner::apply(const PlanQuestion& q, DrafterId drafter, const Addition& addition,
-                         Standing& to) {
-    to = without_;
-    to.outlook = addition.outlook;
-    for (std::size_t row = 0; row < q.rows.size(); ++row) {
-        const Gain& chosen = addition.rows[row];
-        if (chosen.depth == 0) continue;
-        Descent descent(tree(q, drafter, q.rows[row]), static_cast<std::size_t>(chosen.width),
-                        without_.reach[row], q.table.novelty(drafter));
-        while (descent.depth() < chosen.depth && descent.next())
-            to.reach[row][static_cast<std::size_t>(descent.depth() - 1)] =
-                static_cast<float>(descent.merged());
-        to.drafts[row] += chosen.drafts;
-    }
-}
-
 void DraftPlanner::keep(const PlanQuestion& q, DrafterId drafter, const Addition& addition) {
     for (std::size_t row = 0; row < q.rows.size(); ++row) {
         const Gain& chosen = addition.rows[row];
@@ -274,7 +250,7 @@ bool DraftPlanner::plan_first(const PlanQuestion& q, DrafterId drafter) {
 void DraftPlanner::probe(const PlanQuestion& q, DrafterId drafter) {
     const auto rows = static_cast<std::int64_t>(q.rows.size());
     off_.at(drafter).wait(q.target.seconds(q.load.size));
-    if (!off_[drafter].spend(q.times[drafter]->seconds(1, rows)) && !q.probe[drafter]) return;
+    if (!off_[drafter].spend(q.times[drafter]->seconds(1, rows))) return;
     probes_[drafter] = learns_ = true;
     ask(q, drafter, kProbe);
 }
@@ -283,7 +259,6 @@ void DraftPlanner::plan(const PlanQuestion& q) {
     ++plans_;
     probes_ = {};
     saves_ = {};
-    pays_ = false;
     learns_ = false;
     std::array<DrafterId, kMaxDrafters> known;
     std::size_t count = 0;
@@ -293,43 +268,23 @@ void DraftPlanner::plan(const PlanQuestion& q) {
     }
     if (count == 0) return;
     start(q);
+    std::optional<DrafterId> asked;
     double best = q.load.least_gain * without_.outlook.rate;
-    std::array<DrafterId, 2> asked;
-    std::size_t asked_count = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        add(q, known[i], without_, alone_);
-        // One that loses alone does not win as the first of two.
-        if (!(alone_.outlook.rate > without_.outlook.rate)) continue;
-        apply(q, known[i], alone_, with_one_);
-        if (alone_.outlook.rate > best) {
-            best = alone_.outlook.rate;
-            asked = {known[i], 0};
-            asked_count = 1;
-            best_[0] = alone_;
-        }
-        for (std::size_t j = 0; j < count; ++j) {
-            if (j == i) continue;
-            add(q, known[j], with_one_, second_);
-            if (!(second_.outlook.rate > best)) continue;
-            best = second_.outlook.rate;
-            asked = {known[i], known[j]};
-            asked_count = 2;
-            best_[0] = alone_;
-            best_[1] = second_;
-        }
+        add(q, known[i], without_, considered_);
+        if (!(considered_.outlook.rate > best)) continue;
+        best = considered_.outlook.rate;
+        asked = known[i];
+        std::swap(best_, considered_);
     }
-    pays_ = asked_count > 0;
-    for (std::size_t i = 0; i < asked_count; ++i) {
-        keep(q, asked[i], best_[i]);
-        const Outlook& with = best_[i].outlook;
-        const double before = i == 0 ? without_.outlook.rate : best_[0].outlook.rate;
-        saves_[asked[i]] = with.tokens / before - with.tokens / with.rate;
-        off_[asked[i]].reset();
+    if (asked) {
+        keep(q, *asked, best_);
+        saves_[*asked] = best_.outlook.tokens / without_.outlook.rate -
+                         best_.outlook.tokens / best_.outlook.rate;
+        off_[*asked].reset();
     }
     for (std::size_t i = 0; i < count; ++i)
-        if (std::find(asked.begin(), asked.begin() + static_cast<std::ptrdiff_t>(asked_count),
-                      known[i]) == asked.begin() + static_cast<std::ptrdiff_t>(asked_count))
-            probe(q, known[i]);
+        if (known[i] != asked) probe(q, known[i]);
 }
 
 }  // namespace espalier::speculate

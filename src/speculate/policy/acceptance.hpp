@@ -13,7 +13,7 @@
 #include <span>
 
 #include "speculate/drafter.hpp"
-#include "speculate/memory.hpp"
+#include "speculate/policy/memory.hpp"
 
 namespace espalier::speculate {
 
@@ -91,6 +91,23 @@ class AcceptanceTable {
     std::array<PerRank, 2 * kMaxDrafters> pools_;
     std::array<Counter, kMaxDrafters> novel_;
 };
+
+// A proposed node below a node that was drawn, beside the token drawn there.
+struct Comparison {
+    Place place;
+    std::int32_t level = 0;  // of the draw
+    bool hit = false;
+};
+
+// Draws below nodes where a drafter had proposals, and the draws that it had among them.
+struct Shown {
+    std::int64_t places = 0, hits = 0;
+};
+
+class RequestBias;
+// Counts comparisons, level by level: a level's proposals are expected by what was known before.
+std::array<Shown, kMaxDrafters> observe(std::span<const Comparison> comparisons,
+                                        AcceptanceTable& table, RequestBias& bias);
 
 // Difference of a request from the table, per drafter: accepted over expected, with decay. Quoting
 // and code editing sit above 1, text without repeats goes towards 0 within a dozen tokens, whatever

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "speculate/draft_time.hpp"
+#include "speculate/policy/draft_time.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counters of acceptance, their shrinkage and the guesses they start from.
-#include "speculate/acceptance.hpp"
+#include "speculate/policy/acceptance.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -148,6 +148,35 @@ void RequestBias::relax(DrafterId drafter) {
     constexpr double kKept = 1 - 1.0 / 256;
     sums_.at(drafter).expected *= kKept;
     sums_.at(drafter).accepted *= kKept;
+}
+
+std::array<Shown, kMaxDrafters> observe(std::span<const Comparison> comparisons,
+                                        AcceptanceTable& table, RequestBias& bias) {
+    std::array<Shown, kMaxDrafters> shown = {};
+    for (std::size_t i = 0; i < comparisons.size();) {
+        const std::int32_t level = comparisons[i].level;
+        std::array<double, kMaxDrafters> expected = {};
+        std::array<bool, kMaxDrafters> proposed = {}, hit = {};
+        for (; i < comparisons.size() && comparisons[i].level == level; ++i) {
+            const Comparison& one = comparisons[i];
+            const DrafterId d = one.place.drafter;
+            expected.at(d) += table.estimate(one.place);
+            proposed[d] = true;
+            hit[d] = hit[d] || one.hit;
+            table.observe(one.place, one.hit);
+        }
+        const auto drafters = std::count(proposed.begin(), proposed.end(), true);
+        const auto hits = std::count(hit.begin(), hit.end(), true);
+        for (DrafterId d = 0; d < kMaxDrafters; ++d) {
+            if (!proposed[d]) continue;
+            bias.observe(d, std::min(1.0, expected[d]), hit[d]);
+            ++shown[d].places;
+            shown[d].hits += hit[d] ? 1 : 0;
+            const bool others_hit = hits > (hit[d] ? 1 : 0);
+            if (drafters > 1 && !others_hit) table.observe_novelty(d, hit[d]);
+        }
+    }
+    return shown;
 }
 
 }  // namespace espalier::speculate

@@ -27,7 +27,7 @@
 #include <span>
 
 #include "base/error.hpp"
-#include "speculate/memory.hpp"
+#include "speculate/policy/memory.hpp"
 
 namespace espalier::speculate {
 

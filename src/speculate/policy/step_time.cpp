@@ -2,7 +2,7 @@
 // The fit: hat functions over the knots, rows and keys; weak penalties on changes of slope and on
 // keys that cost unlike tokens; weights that fall with the residual; then a projection onto curves
 // that do not decrease.
-#include "speculate/step_time.hpp"
+#include "speculate/policy/step_time.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <span>
 
-#include "speculate/acceptance.hpp"
+#include "speculate/policy/acceptance.hpp"
 
 namespace espalier::speculate {
 

@@ -12,8 +12,8 @@
 // rounds come near enough. v is the slope of the step's time, and that depends on how many nodes
 // there are (tiles, plateaus), so a few counts are tried and every plan is held to the whole curve.
 //
-// Drafters overlap: one that is asked beside others adds only where they miss
-// (AcceptanceTable::novelty). All ways of asking one or two of them are compared.
+// Drafters overlap: one that is asked beside those without passes adds only where they miss
+// (AcceptanceTable::novelty). One is asked for a step: two never paid on a measured machine.
 #pragma once
 
 #include <array>
@@ -21,11 +21,11 @@
 #include <span>
 #include <vector>
 
-#include "speculate/acceptance.hpp"
-#include "speculate/budget.hpp"
-#include "speculate/draft_time.hpp"
-#include "speculate/expected_tree.hpp"
-#include "speculate/step_time.hpp"
+#include "speculate/policy/acceptance.hpp"
+#include "speculate/policy/budget.hpp"
+#include "speculate/policy/draft_time.hpp"
+#include "speculate/policy/expected_tree.hpp"
+#include "speculate/policy/step_time.hpp"
 
 namespace espalier::speculate {
 
@@ -35,9 +35,9 @@ using Reach = std::array<float, ExpectedTree::kLevels>;
 // A request that may draft.
 struct PlanRow {
     const RequestBias* bias = nullptr;
-    std::array<bool, kMaxDrafters> coupled = {};  // how each drafter would be asked
-    std::array<bool, kMaxDrafters> unable = {};   // has not seen what it would draft from
-    double keys = 0;                              // that a node of it sees, as in StepSize
+    bool coupled = false;                        // how drafters would be asked
+    std::array<bool, kMaxDrafters> unable = {};  // has not seen what it would draft from
+    double keys = 0;                             // that a node of it sees, as in StepSize
     std::int32_t max_drafts = 0;
     // Drafts that are proposed already and would be verified.
     std::int32_t drafts = 0;
@@ -49,7 +49,6 @@ struct PlanQuestion {
     const AcceptanceTable& table;
     // By drafter; null: it is not there, or needs no plan.
     std::array<const DraftTime*, kMaxDrafters> times = {};
-    std::array<bool, kMaxDrafters> probe = {};  // asked now, if not because it pays: to learn
     StepLoad load = {};
     std::span<const PlanRow> rows = {};
 };
@@ -75,8 +74,6 @@ class DraftPlanner {
     double saves(DrafterId drafter) const { return saves_.at(drafter); }
     // True if the plan asks any drafter in order to learn.
     bool learns() const { return learns_; }
-    // True if the plan asks any drafter because it pays.
-    bool pays() const { return pays_; }
 
   private:
     // The predicted step with the drafters considered so far.
@@ -129,7 +126,6 @@ class DraftPlanner {
     void add_at(const PlanQuestion& q, DrafterId drafter, const Standing& before,
                 const Price& price, Addition& out);
     void add(const PlanQuestion& q, DrafterId drafter, const Standing& before, Addition& out);
-    void apply(const PlanQuestion& q, DrafterId drafter, const Addition& addition, Standing& to);
     void keep(const PlanQuestion& q, DrafterId drafter, const Addition& addition);
     void ask(const PlanQuestion& q, DrafterId drafter, const DraftShape& shape);
     bool plan_first(const PlanQuestion& q, DrafterId drafter);
@@ -142,12 +138,10 @@ class DraftPlanner {
     std::array<bool, kMaxDrafters> probes_ = {};
     std::array<double, kMaxDrafters> saves_ = {};
     bool learns_ = false;
-    bool pays_ = false;
     std::array<std::vector<DraftShape>, kMaxDrafters> shapes_;
     // Reused from plan to plan.
-    Standing without_, with_one_;
-    Addition trial_, alone_, second_;
-    std::array<Addition, 2> best_;
+    Standing without_;
+    Addition trial_, considered_, best_;
     std::vector<Gain> gains_;  // [rows, levels]
 };
 

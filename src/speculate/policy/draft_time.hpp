@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-#include "speculate/memory.hpp"
+#include "speculate/policy/memory.hpp"
 
 namespace espalier::speculate {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The grant of nodes by predicted throughput, and the probes that let it come back.
-#include "speculate/budget.hpp"
+#include "speculate/policy/budget.hpp"
 
 #include <algorithm>
 

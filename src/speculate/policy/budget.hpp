@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-#include "speculate/step_time.hpp"
+#include "speculate/policy/step_time.hpp"
 
 namespace espalier::speculate {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "speculate/watch.hpp"
+#include "speculate/policy/watch.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -16,9 +16,6 @@ constexpr std::int64_t kClosed = 16;      // steps
 constexpr double kFirstPause = 2048;      // steps' time
 constexpr double kLongestPauses = 16;     // first ones
 constexpr double kShare = 0.005;          // of the time, for looking on in vain
-constexpr std::int64_t kProbedTexts = 16;
-constexpr std::int64_t kFewer = 4;  // times fewer rows: there drafts pay more
-constexpr std::int64_t kFewerSteps = 16;
 
 }  // namespace
 
@@ -26,7 +23,6 @@ void Watch::observe(const Step& step) {
     if (!std::isfinite(step.seconds) || step.seconds <= 0) return;
     if (!awake_) return rest(step);
     spent_ += step.look_on - step.gain;
-    if (step.probed) wanted_probes_ -= step.rows;
     closed_ = step.pause == 0 ? 0 : closed_ + 1;
     if (closed_ >= kClosed) return leave_until_open(step);
     if (step.able) {
@@ -34,7 +30,6 @@ void Watch::observe(const Step& step) {
         cost_ = cost_ * kKept + step.look_on;
         gain_ = gain_ * kKept + step.gain;
     }
-    if (wanted_probes_ > 0 && spent_ < kMostWaiting * step.seconds) return;
     if (steps_ >= kLeastSteps && gain_ >= cost_) {
         spent_ = 0;
         pauses_ = 1;
@@ -50,7 +45,6 @@ void Watch::leave(const Step& step) {
     awake_ = false;
     pause_left_ = pause;
     pauses_ = next;
-    left_at_ = step.rows;
 }
 
 // It was not judged: the way was, by what all of it came to, and knows how long that holds.
@@ -63,20 +57,13 @@ void Watch::leave_until_open(const Step& step) {
 
 void Watch::rest(const Step& step) {
     pause_left_ -= step.seconds;
-    fewer_ = step.rows * kFewer <= left_at_ ? fewer_ + 1 : 0;
-    if (fewer_ >= kFewerSteps) {
-        pauses_ = 1;
-        wake();
-    } else if (pause_left_ <= 0 && step.pause == 0) {
-        wake();
-    }
+    if (pause_left_ <= 0 && step.pause == 0) wake();
 }
 
 void Watch::wake() {
     const double next = pauses_;
     *this = {};
     pauses_ = next;
-    wanted_probes_ = kProbedTexts;
 }
 
 }  // namespace espalier::speculate

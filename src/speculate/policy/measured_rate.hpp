@@ -6,17 +6,17 @@
 // that were predicted to gain ran at half of plain decoding's rate for as long as they lasted;
 // Sapling on two cores at temperature 2 was 8 % slower than without.
 //
-// So a way that turns out slower than a simpler one is suspended: for so long that what the trial
-// lost is a hundredth of that time, and for twice as long each time that it fails again. A verdict
-// waits until it is sure: one text accepts 0 to 6 drafts a step, so its rate is known to 20 % after
-// 16 steps, that of 128 texts to 2 %. By steps of about 1, 2, 4, 8, … rows: 128 clients, of whom
-// one or two are in their prompts, are in the middle of a class and not between two. Pure: tokens
-// and durations come in as data.
+// So a way that turns out slower than a simpler one is suspended: for 128 steps, and for twice as
+// long each time that it fails again. A verdict waits until it is sure: one text accepts 0 to 6
+// drafts a step, so its rate is known to 20 % after 16 steps, that of 128 texts to 2 %. By steps of
+// about 1, 2, 4, 8, … rows: 128 clients, of whom one or two are in their prompts, are in the middle
+// of a class and not between two. Pure: tokens and durations come in as data.
 //
-// A step counts for what was asked, not for what came of it: drafters that propose nothing worth
-// verifying cost what they cost. And draft models cost even where they are not asked, by looking on
-// and by being planned for; drafters for nothing, by reading what was committed. That is taken out
-// of the time of the ways that could do without, and charged to those that could not.
+// A step counts for the way that it was allowed, chosen before anything was proposed, and not for
+// what was asked in it: draft models are asked where the n-grams have nothing, which is where texts
+// are hard, and seemed to be worth half of what they are. Draft models cost even where they are not
+// asked, by looking on and by being planned for; drafters for nothing, by reading what was
+// committed. That is taken out of the time of the ways that could do without.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 #include <cstdint>
 #include <span>
 
-#include "speculate/memory.hpp"
+#include "speculate/policy/memory.hpp"
 
 namespace espalier::speculate {
 
@@ -41,24 +41,20 @@ class MeasuredRate {
     // Every few steps one goes a simpler way than the best, because the simpler way's rate
     // would otherwise stay what it was at the beginning.
     static constexpr std::int64_t kSimplerEvery = 32;
-    // The same interval while it is not certain which of the two ways is faster.
-    static constexpr std::int64_t kUnsureEvery = 8;
 
-    // The most expensive way that the next step of `rows` rows may go. drafters: which kinds the
-    // engine has.
-    struct Drafters {
-        bool free = false, passes = false;
+    // The most expensive way that the next step of `rows` rows may go.
+    struct Question {
+        bool free = false, passes = false;  // kinds of drafters that the engine has
+        bool counts = true;        // the step can be observed, so a simpler way may be tried
+        double plain_seconds = 0;  // prediction of a plain step; 0: none
     };
-    DraftingWay next(std::int64_t rows, const Drafters& drafters);
+    DraftingWay next(std::int64_t rows, const Question& question);
     // True if this way is suspended for steps of `rows` rows.
     bool suspended(std::int64_t rows, DraftingWay way) const { return pause(rows, way) > 0; }
     // A way that is suspended for longer than this many steps is so for these alone.
     void hasten(std::int64_t rows, DraftingWay way, std::int64_t steps);
     // For how many more such steps it is suspended.
     std::int64_t pause(std::int64_t rows, DraftingWay way) const;
-    // The share of the time that draft models save in steps of `rows` rows, all their costs
-    // counted; 0 where it is not certain that they save any.
-    double saved_by_passes(std::int64_t rows) const;
 
     // Seconds of a step's drafters beside drafting: reading, and keeping a draft model's KV.
     struct Upkeep {
@@ -76,8 +72,6 @@ class MeasuredRate {
     static constexpr double kRemembered = 12;
     Numbers save() const;
     bool restore(std::span<const double> numbers);
-    // Counts the upkeep of a step that is not observed otherwise.
-    void owe(std::int64_t rows, const Upkeep& upkeep);
 
   private:
     static constexpr std::int64_t kWays = 3;
@@ -86,27 +80,21 @@ class MeasuredRate {
     struct Way {
         // Sums over the steps of late; the last three are of squares and products.
         double steps = 0, tokens = 0, seconds = 0, tokens2 = 0, both = 0, seconds2 = 0;
-        double sunk = 0;           // seconds that it took before it could be tried
         std::int64_t since = 0;    // steps that went another way
         std::int64_t resumes = 0;  // suspended up to this step
         std::int64_t pause = kFirstPause;
         double rate() const { return tokens / seconds; }
         double error() const;  // of the rate, relative
-        void add(double step_tokens, double step_seconds, double owed);
-        void suspend(std::int64_t now, double lost_steps);
+        void add(double step_tokens, double step_seconds);
     };
     struct Rows {
         std::array<Way, kWays> ways;
         std::int64_t steps = 0;
     };
-    static bool surely_better(const Way& way, const Way& simpler);
     static const Way* best_below(const Rows& rows, std::size_t way);
-    double charged_look_on(Way& way, double own);
     void judge(Rows& rows, std::size_t way);
-    void take_over(std::size_t index);
     static std::size_t index_of(std::int64_t rows);
 
-    Upkeep owed_;  // that no step of the way that needs it has been charged with
     static constexpr std::size_t kRowClasses = 12;
     std::array<Rows, kRowClasses> rows_;
 };
