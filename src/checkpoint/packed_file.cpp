@@ -167,7 +167,7 @@ Expected<void> PackedFile::check_sums(ThreadPool& pool,
     std::vector<std::pair<std::string_view, std::span<const std::byte>>> sections;
     for (const auto& [name, entry] : file_.tensors())
         if (name != kSums && name != kIdentity) sections.emplace_back(name, file_.bytes_of(entry));
-    // As they were written.
+    // The order in which they were written.
     std::ranges::sort(sections, {}, [](const auto& one) { return one.second.data(); });
     struct Task {
         std::size_t section, index;
@@ -243,7 +243,7 @@ Expected<void> PackedFileWriter::write(std::string_view name, std::span<const st
           name, bytes.size());
     ++next_;
     ESPALIER_RETURN_IF_ERROR(put(bytes));
-    // Of what lies in the file: zeros behind the last bytes too.
+    // Sums cover what lies in the file: zeros behind the last bytes too.
     const auto size = static_cast<std::size_t>(aligned(bytes.size()));
     for (std::size_t i = 0; i < stretches_of(size); ++i) {
         const std::span<const std::byte> part = stretch(bytes, i);

@@ -59,7 +59,7 @@ void let_go(const checkpoint::Checkpoint& checkpoint) {
     }
 }
 
-// What a checkpoint's files are: the fingerprint would not find a few changed numbers.
+// Name of a checkpoint's files as they lie there: the fingerprint misses a few changed numbers.
 std::string source_of(const checkpoint::Checkpoint& checkpoint) {
     ContentHash hash;
     hash.add(checkpoint::weights_fingerprint(checkpoint));

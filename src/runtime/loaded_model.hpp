@@ -25,8 +25,8 @@ class RankChannel;
 
 namespace espalier::runtime {
 
-// Directory in which weights are kept packed (model/packed_cache.hpp), for checkpoints of so many
-// bytes at least: smaller ones are packed in no time.
+// Directory in which weights are kept packed (model/packed_cache.hpp), for checkpoints of
+// `least_bytes` and more: smaller ones are packed in no time.
 struct WeightCache {
     std::string directory = {};  // empty: none
     std::uint64_t least_bytes = 0;
@@ -46,7 +46,7 @@ struct LoadOptions {
     std::optional<NumberMode> activations = {};
     // Routed experts stay on disk, in the packed file beside the model or in the cache; of the CPU.
     bool mmap_experts = false;
-    // Of the CPU, where there is no packed file beside the model and one rank.
+    // The CPU uses it on one rank, where no packed file lies beside the model.
     WeightCache weight_cache = {};
     bool mtp = false;  // the model's multi-token-prediction layer too
     std::shared_ptr<const checkpoint::Checkpoint> draft = {};  // and this EAGLE3 draft

@@ -46,7 +46,7 @@ struct SimulatedMachine {
     double bursts = 0;
     std::int64_t burst_steps = 0;
     std::uint64_t seed = 1;  // of all these
-    // For the policy of servers on it:
+    // Settings of the policy of servers on it.
     std::optional<speculate::PolicyPart> without = {};
     PolicyObserver observer = {};
 

@@ -200,7 +200,7 @@ TEST_F(PackedCacheTest, KeepsAFewFilesAndThoseUsedLast) {
     EXPECT_EQ(files(), PackedCache::kMostFiles + 1);
 }
 
-// As processes do: each opens the lock for itself.
+// Threads stand for processes: each opens the lock for itself.
 TEST_F(PackedCacheTest, OneOfManyPacks) {
     const fs::path model = write(1);
     std::atomic<int> packed = 0, failed = 0;

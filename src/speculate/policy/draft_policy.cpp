@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decisions of a step. What an outcome teaches is in draft_policy_learn.cpp.
+// The decisions of a step. Lessons of an outcome are in draft_policy_learn.cpp.
 #include "speculate/policy/draft_policy.hpp"
 
 #include <algorithm>
@@ -203,7 +203,7 @@ void DraftPolicy::take(const ProposedFacts& facts) {
         if (times[d] != nullptr) note_plan(static_cast<DrafterId>(d));
 }
 
-// What a drafter showed fades where it is not asked, so that it is asked once more some day.
+// Acceptance of a drafter that is not asked fades, so that it is asked once more some day.
 void DraftPolicy::note_plan(DrafterId drafter) {
     if (planner_.probes(drafter)) table_.fade(drafter);
     for (std::size_t i = 0; i < facts_.rows.size(); ++i)

@@ -11,7 +11,7 @@
 //   ComparedFacts  acceptance() and bias(), by which proposals are ranked; for each request
 //   OutcomeFacts   awake()
 //
-// How long a step takes is learnt from the first steps themselves: those that could draft verify
+// Times of steps are learnt from the first steps themselves: those that could draft verify
 // 0, 3, 0, 7, 1 … nodes in turn, as far as a size seems to be near what pays.
 #pragma once
 

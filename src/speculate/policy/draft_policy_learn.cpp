@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an outcome teaches, and what is kept of it from run to run.
+// Lessons of an outcome, and the part of them that is kept from run to run.
 #include <algorithm>
 #include <cmath>
 
